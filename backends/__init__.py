@@ -1,0 +1,7 @@
+"""Entry points of cocodiff for torch.compile, one file per target."""
+
+if __name__ != "cocodiff_compile.backends":
+    raise ImportError(
+        f"this package is cocodiff_compile.backends, but was imported as {__name__!r}: "
+        "use `from cocodiff_compile import backends`, so that each class exists once"
+    )

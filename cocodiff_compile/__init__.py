@@ -1,0 +1,1 @@
+"""A compiler backend for Ulysses-parallel diffusion transformers."""

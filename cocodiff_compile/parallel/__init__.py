@@ -1,0 +1,1 @@
+"""Ulysses for diffusers transformers."""
