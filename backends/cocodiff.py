@@ -1,0 +1,131 @@
+"""`torch.compile(model, backend="cocodiff")`.
+
+Inductor does its pre-grad, AOT and joint-graph work, hands us the functional ATen graph of an
+inference call, and takes back what the pipeline leaves for code generation. A training graph, and a
+graph without a Ulysses attention, go to Inductor as they came.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from cocodiff_compile.compat import (
+    compile_fx,
+    compile_fx_inner,
+    list_mode_options,
+    without_autograd_cache,
+)
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.describe import describe_report, format_graph
+from cocodiff_compile.dumps import FolderDump, TraceDump
+from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
+from cocodiff_compile.pipeline import GraphPass, Pipeline, PipelineReport
+from cocodiff_compile.reports import GraphReport, publish
+from cocodiff_compile.say_once import say_once
+
+log = logging.getLogger(__name__)
+
+InnerCompile = Callable[..., Any]
+
+_graph_numbers = itertools.count()
+
+
+def cocodiff(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Any:
+    """The backend that Dynamo calls, once per graph. `mode` means what it means to Inductor."""
+    config = CompileConfig.from_options(options)
+    return compile_graph(gm, example_inputs, config, compile_fx_inner, mode)
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    config: CompileConfig,
+    generate: InnerCompile,
+    mode: str | None = None,
+) -> Any:
+    """Captures `gm` down to ATen, runs the pipeline, and lets `generate` make it callable."""
+    with without_autograd_cache():
+        return compile_fx(
+            gm,
+            example_inputs,
+            inner_compile=functools.partial(_compile_inner, config=config, generate=generate),
+            config_patches=list_mode_options(mode) if mode else None,
+        )
+
+
+def _compile_inner(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    config: CompileConfig,
+    generate: InnerCompile,
+    **inductor_options: Any,
+) -> Any:
+    if not inductor_options.get("is_inference", False):
+        say_once(
+            log,
+            logging.WARNING,
+            "gradients are on: this is a training graph, Inductor compiles it unchanged; call the "
+            "model under torch.no_grad() or torch.inference_mode()",
+        )
+    else:
+        _run_passes(gm, config)
+    return generate(gm, example_inputs, **inductor_options)
+
+
+def _run_passes(gm: GraphModule, config: CompileConfig) -> None:
+    number, rank = next(_graph_numbers), _rank()
+    dumps: list[FolderDump | TraceDump] = [TraceDump()]
+    if config.debug_dir is not None:
+        folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
+        dumps.append(FolderDump(folder, rank, number))
+    report = Pipeline(_passes(config), tuple(dumps)).run(gm)
+    for dump in dumps:
+        dump.finished(report)
+    _say_what_was_found(report, config, number)
+    publish(GraphReport(number, rank, config, report, describe_report(report)))
+
+
+def _passes(config: CompileConfig) -> tuple[GraphPass, ...]:
+    passes: tuple[GraphPass, ...] = (RecognizeUlysses(),)
+    return tuple(item for item in passes if item.name not in config.disable)
+
+
+def _say_what_was_found(report: PipelineReport, config: CompileConfig, number: int) -> None:
+    log.info("graph %d:\n%s", number, format_graph(describe_report(report)))
+    for item in report.declined:
+        where = item.module_path or item.node.name
+        say_once(log, logging.WARNING, f"declined {where}: {item.reason}")
+    if report.refused:
+        say_once(log, logging.WARNING, f"{report.refused}; Inductor compiles it unchanged")
+    elif "recognize-ulysses" in config.disable:
+        say_once(log, logging.WARNING, "recognize-ulysses is disabled: Inductor compiles unchanged")
+    elif not report.recognition.sites:
+        say_once(log, logging.WARNING, _no_site_message())
+
+
+def _no_site_message() -> str:
+    message = "a graph holds no Ulysses attention, Inductor compiles it unchanged"
+    if not torch.distributed.is_initialized():
+        return f"{message}: no process group is initialised, call torch.distributed.init_process_group"
+    return (
+        f"{message}; turn Ulysses on before compiling, for example with "
+        "cocodiff_compile.parallel.parallelize(model)"
+    )
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

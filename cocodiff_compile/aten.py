@@ -1,0 +1,324 @@
+"""The ATen and collective ops this project reads and writes, by identity; their arguments by name.
+
+The only file that knows where an op keeps which argument. Everything else asks `bound`,
+`parse_all_to_all`, `step_layout` and friends, and inserts nodes through `emit`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from cocodiff_compile import layout
+from cocodiff_compile.layout import Dims, LayoutUnknown, Size
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+ALL_TO_ALL = c10d.all_to_all_single.default
+WAIT = c10d.wait_tensor.default
+
+FUSED_ATTENTION = frozenset(
+    {
+        aten.scaled_dot_product_attention.default,
+        aten._scaled_dot_product_attention_math.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_fused_attention_overrideable.default,
+        torch.ops.higher_order.flex_attention,
+    }
+)
+"""Attention as one op: query, key, value [B, H, N, D] in, [B, H, N, D] out (alone or first of a tuple)."""
+
+BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
+PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
+MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
+SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
+"""Any of them between two batched matmuls makes an attention."""
+
+SLICING = frozenset(
+    {
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.unbind.int,
+    }
+)
+
+_COPY = frozenset(
+    {
+        aten.clone.default,
+        aten.contiguous.default,
+        aten.alias.default,
+        aten.detach.default,
+        aten.lift_fresh_copy.default,
+        aten._to_copy.default,
+        torch.ops.prims.convert_element_type.default,
+        WAIT,
+    }
+)
+_RESHAPE = frozenset(
+    {
+        aten.view.default,
+        aten.reshape.default,
+        aten._unsafe_view.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+    }
+)
+
+_PERMUTE = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+
+
+def bound(node: Node) -> dict[str, Any]:
+    """The arguments of an op node by their schema names, defaults included."""
+    names = [(arg.name, arg) for arg in node.target._schema.arguments]  # type: ignore[union-attr]
+    values = dict(zip((name for name, _ in names), node.args, strict=False))
+    for name, argument in names:
+        if name not in values:
+            values[name] = node.kwargs.get(name, argument.default_value)
+    return values
+
+
+def value_of(node: Node) -> torch.Tensor:
+    """The fake tensor a node stands for."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"node {node.name} stands for {type(value).__name__}, not for a tensor")
+    return value
+
+
+def is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def shape_of(node: Node) -> tuple[Size, ...]:
+    return tuple(value_of(node).shape)
+
+
+def size_bytes(node: Node) -> Size:
+    """Bytes of the tensor a node stands for."""
+    value = value_of(node)
+    return value.numel() * value.element_size()
+
+
+def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
+    """Inserts a call at the graph's insertion point, with its value and the provenance of `like`."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta = {key: like.meta[key] for key in ("nn_module_stack", "stack_trace") if key in like.meta}
+    fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+    mode = value_of(like).fake_mode  # type: ignore[attr-defined]
+    with mode:
+        node.meta["val"] = target(*fake_args, **fake_kwargs)
+    return node
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """An `all_to_all_single` and its wait, read from the graph."""
+
+    start: Node
+    wait: Node
+    source: Node
+    group: str
+    output_splits: tuple[Size, ...]
+    input_splits: tuple[Size, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.input_splits)
+
+    @property
+    def has_equal_splits(self) -> bool:
+        splits = (*self.input_splits, *self.output_splits)
+        return all(layout.same(split, splits[0]) for split in splits)
+
+
+def parse_all_to_all(start: Node) -> AllToAll | None:
+    """The exchange that begins at `start`, or None if nothing waits for it."""
+    waits = [user for user in start.users if user.target is WAIT]
+    if not waits:
+        return None
+    wait = waits[0]
+    while (again := _only_user(wait)) is not None and again.target is WAIT:
+        wait = again  # functional wrappers may wait twice; the last wait is the one that counts
+    arguments = bound(start)
+    return AllToAll(
+        start=start,
+        wait=wait,
+        source=arguments["input"],
+        group=arguments["group_name"],
+        output_splits=_sizes(arguments["output_split_sizes"]),
+        input_splits=_sizes(arguments["input_split_sizes"]),
+    )
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _sizes(values: list[Any]) -> tuple[Size, ...]:
+    return tuple(value.meta["val"] if isinstance(value, Node) else value for value in values)
+
+
+def is_collective(node: Node) -> bool:
+    """Whether a node starts a functional collective, whose result needs a wait."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace == "_c10d_functional"
+        and node.target is not WAIT
+    )
+
+
+def is_concatenation(node: Node) -> bool:
+    return node.target in (aten.cat.default, aten.stack.default)
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node shows or copies all elements of its only input, in some order."""
+    return node.op == "call_function" and node.target in _COPY | _RESHAPE | _PERMUTE
+
+
+def is_number(node: Node) -> bool:
+    """Whether a node stands for a size or a scalar, which carries no data of a tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def is_pointwise(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """The operands of an attention op, by role."""
+
+    query: Node
+    key: Node
+    value: Node
+    mask: Node | None
+    is_causal: bool
+
+
+def parse_fused_attention(node: Node) -> FusedAttention:
+    """Operands of any op in `FUSED_ATTENTION`."""
+    if node.target is torch.ops.higher_order.flex_attention:
+        query, key, value = node.args[:3]
+        return FusedAttention(query, key, value, mask=None, is_causal=False)  # type: ignore[arg-type]
+    arguments = bound(node)
+    mask = arguments.get("attn_mask", arguments.get("attn_bias"))
+    return FusedAttention(
+        query=arguments["query"],
+        key=arguments["key"],
+        value=arguments["value"],
+        mask=mask if isinstance(mask, Node) else None,
+        is_causal=bool(arguments.get("is_causal", False)),
+    )
+
+
+def matmul_operands(node: Node) -> tuple[Node, Node]:
+    """Left and right operand of a matmul; for `linear` the right one is the weight as stored."""
+    arguments = bound(node)
+    if node.target in (aten.addmm.default,):
+        return arguments["mat1"], arguments["mat2"]
+    if node.target is aten.baddbmm.default:
+        return arguments["batch1"], arguments["batch2"]
+    if node.target is aten.linear.default:
+        return arguments["input"], arguments["weight"]
+    return arguments["self"], arguments["other" if node.target is aten.matmul.default else "mat2"]
+
+
+def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
+    """(dim, start, length) of the part that a slicing op takes, None if it cannot be told."""
+    arguments = bound(node)
+    shape = shape_of(arguments["self"])
+    dim = arguments["dim"] % len(shape)
+    if node.target is aten.select.int:
+        return dim, arguments["index"], 1
+    if node.target is aten.slice.Tensor:
+        start = arguments["start"] or 0
+        return (dim, start, shape_of(node)[dim]) if isinstance(start, int) else None
+    if getitem is None:
+        return None
+    index: int = getitem.args[1]  # type: ignore[assignment]
+    if node.target is aten.unbind.int:
+        return dim, index, 1
+    lengths = [value.shape[dim] for value in node.meta["val"]]
+    return dim, sum(lengths[:index]), lengths[index]
+
+
+def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:
+    """The layout of `node`, given that of `operand`, one of its inputs.
+
+    Raises `LayoutUnknown` for anything but views, copies, slices, concatenations, repeats and
+    pointwise ops that keep the operand's shape.
+    """
+    target = node.target
+    if target in _COPY:
+        return dims
+    if target in _RESHAPE:
+        return layout.reshape(dims, shape_of(node))
+    if target in _PERMUTE:
+        return layout.permute(dims, _permutation(node, len(dims)))
+    if target is aten.expand.default:
+        return layout.expand(dims, shape_of(node))
+    if target in (aten.slice.Tensor, aten.select.int):
+        return _step_slice(dims, node, None)
+    if target in SLICING:
+        return dims  # the getitem that follows picks the part
+    if target is operator.getitem:
+        return _step_slice(dims, operand, node)
+    if is_concatenation(node):
+        return _step_concatenation(dims, node)
+    if is_pointwise(node) and _same_shape(operand, node):
+        return dims
+    raise LayoutUnknown(f"{target} ({node.name}) is no view")
+
+
+def _step_concatenation(dims: Dims, node: Node) -> Dims:
+    shape = shape_of(node)
+    dim = bound(node)["dim"] % len(shape)
+    if node.target is aten.stack.default:
+        dims = (*dims[:dim], (), *dims[dim:])
+    return layout.concatenate(dims, dim, shape[dim])
+
+
+def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:
+    if slicing.target not in SLICING:
+        raise LayoutUnknown(f"{slicing.target} ({slicing.name}) returns a tuple")
+    part = slice_of(slicing, getitem)
+    if part is None:
+        raise LayoutUnknown(f"{slicing.target} ({slicing.name}) starts at an unknown place")
+    dim, _, length = part
+    narrowed = layout.narrow(dims, dim, length)
+    drops_dim = slicing.target in (aten.select.int, aten.unbind.int)
+    return (*narrowed[:dim], *narrowed[dim + 1 :]) if drops_dim else narrowed
+
+
+def _permutation(node: Node, rank: int) -> list[int]:
+    arguments = bound(node)
+    if node.target is aten.permute.default:
+        return [dim % rank for dim in arguments["dims"]]
+    order = list(range(rank))
+    first, second = (
+        (0, rank - 1) if node.target is aten.t.default else (arguments["dim0"], arguments["dim1"])
+    )
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _same_shape(left: Node, right: Node) -> bool:
+    if not (is_tensor(left) and is_tensor(right)):
+        return False
+    left_shape, right_shape = shape_of(left), shape_of(right)
+    return len(left_shape) == len(right_shape) and all(map(layout.same, left_shape, right_shape))

@@ -1,0 +1,65 @@
+"""Every private torch API this project stands on, imported here and nowhere else.
+
+`tests/test_compat.py` holds one test per name, so that a new torch says what moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch._dynamo.exc import ShortenTraceback
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor import list_mode_options
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._logging import trace_structured
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
+
+__all__ = [
+    "FakeTensorMode",
+    "ShortenTraceback",
+    "compile_fx",
+    "compile_fx_inner",
+    "group_ranks",
+    "list_mode_options",
+    "make_boxed_func",
+    "optimization_hint",
+    "statically_known_true",
+    "trace_artifact",
+    "without_autograd_cache",
+]
+
+
+def without_autograd_cache() -> Any:
+    """Context in which a compile never loads a finished graph from AOTAutograd's cache.
+
+    A hit there skips ``inner_compile``, and with it every pass of ours; its key does not know the
+    backend, so a graph stored by plain Inductor would be served to us. Inductor's own code cache,
+    whose key is the graph our passes leave, stays in use.
+    """
+    return functorch_config.patch(enable_autograd_cache=False)
+
+
+def group_ranks(group_name: str) -> tuple[int, ...] | None:
+    """Global ranks of a process group by its name, or None where this process does not know it."""
+    if not torch.distributed.is_initialized():
+        return None
+    resolve = cast(Callable[[str], Any], _resolve_process_group)
+    try:
+        group = resolve(group_name)
+    except RuntimeError:
+        return None
+    return tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def trace_artifact(name: str, payload: Callable[[], str]) -> None:
+    """Adds a text to the structured trace (`TORCH_TRACE`), where tlparse shows it by name."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=payload,
+    )

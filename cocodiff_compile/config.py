@@ -1,0 +1,165 @@
+"""`torch.compile(..., options={...})` and `COCODIFF_*` variables -> one frozen `CompileConfig`.
+
+Keys are fixed. What is unknown, of the wrong type or impossible is refused with the key, what was
+given and what is allowed; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.say_once import say_once
+
+log = logging.getLogger(__name__)
+
+PASS_NAMES = (
+    "recognize-ulysses",
+    "select-v-major",
+    "chunk-heads",
+    "split-tapa-phases",
+    "schedule-v-first",
+)
+AVAILABLE_PASSES = ("recognize-ulysses",)
+
+# Options whose pass is planned: accepted and checked today, without an effect.
+INACTIVE_OPTIONS = {
+    "topology": "split-tapa-phases",
+    "tapa": "split-tapa-phases",
+    "v_first": "schedule-v-first",
+    "head_chunks": "chunk-heads",
+    "v_major": "select-v-major",
+}
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """What the user asked for. Defaults are what `options=None` means."""
+
+    topology: str = "auto"
+    tapa: Literal["auto", "on", "off"] = "auto"
+    v_first: bool = True
+    head_chunks: int | Literal["auto"] = "auto"
+    v_major: Mapping[str, Any] | None = None
+    debug_dir: Path | None = None
+    disable: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:
+        """Checks `options` and `COCODIFF_DEBUG_DIR` / `COCODIFF_DISABLE`; an option wins over its variable."""
+        given = dict(options or {})
+        _refuse_unknown(given)
+        values = {**_environment_options(), **given}
+        config = cls(**{key: _CHECKS[key](value) for key, value in values.items()})
+        _say_inactive(given)
+        return config
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    allowed = [field.name for field in fields(CompileConfig)]
+    for key in options:
+        if key in allowed:
+            continue
+        close = difflib.get_close_matches(str(key), allowed, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(
+            f"unknown option {key!r} for backend 'cocodiff'{hint} Allowed: {', '.join(allowed)}"
+        )
+
+
+def _environment_options() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if debug_dir := os.environ.get("COCODIFF_DEBUG_DIR"):
+        found["debug_dir"] = debug_dir
+    if disable := os.environ.get("COCODIFF_DISABLE"):
+        found["disable"] = [name.strip() for name in disable.split(",") if name.strip()]
+    return found
+
+
+def _say_inactive(given: Mapping[str, Any]) -> None:
+    for key, pass_name in INACTIVE_OPTIONS.items():
+        if key in given and pass_name not in AVAILABLE_PASSES:
+            say_once(
+                log,
+                logging.WARNING,
+                f"option {key!r} has no effect yet: pass {pass_name!r} is not part of this version",
+            )
+
+
+def _refuse(key: str, given: object, allowed: str) -> UserError:
+    return UserError(f"option {key!r} of backend 'cocodiff' is {given!r}; allowed: {allowed}")
+
+
+def _check_topology(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _refuse("topology", value, "'auto'")
+    if value != "auto":
+        raise _refuse("topology", value, "'auto' (presets and files are not part of this version)")
+    return value
+
+
+def _check_tapa(value: object) -> str:
+    if not isinstance(value, str) or value not in ("auto", "on", "off"):
+        raise _refuse("tapa", value, "'auto', 'on', 'off'")
+    return value
+
+
+def _check_v_first(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse("v_first", value, "True, False")
+    return value
+
+
+def _check_head_chunks(value: object) -> int | str:
+    allowed = "'auto' or a whole number from 1"
+    if value == "auto":
+        return "auto"
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _refuse("head_chunks", value, allowed)
+    return value
+
+
+def _check_v_major(value: object) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _refuse("v_major", value, "None, or a dict with text keys")
+    return dict(value)
+
+
+def _check_debug_dir(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise _refuse("debug_dir", value, "None, or the path of a folder")
+    path = Path(value).expanduser()
+    if path.exists() and not path.is_dir():
+        raise _refuse("debug_dir", value, "the path of a folder; this one is a file")
+    return path
+
+
+def _check_disable(value: object) -> tuple[str, ...]:
+    allowed = f"a list of pass names: {', '.join(PASS_NAMES)}"
+    if isinstance(value, str) or not isinstance(value, (Sequence, set, frozenset)):
+        raise _refuse("disable", value, allowed)
+    unknown = sorted(str(name) for name in value if name not in PASS_NAMES)
+    if unknown:
+        raise _refuse("disable", value, f"{allowed} (not known: {', '.join(unknown)})")
+    return tuple(name for name in PASS_NAMES if name in value)
+
+
+_CHECKS: dict[str, Callable[[object], Any]] = {
+    "topology": _check_topology,
+    "tapa": _check_tapa,
+    "v_first": _check_v_first,
+    "head_chunks": _check_head_chunks,
+    "v_major": _check_v_major,
+    "debug_dir": _check_debug_dir,
+    "disable": _check_disable,
+}

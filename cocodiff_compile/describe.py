@@ -1,0 +1,195 @@
+"""Records as plain data for JSON, and as tables for people. Made at once, before code generation
+consumes the graph that the records point into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.layout import Size
+from cocodiff_compile.pipeline import PassRecord, PipelineReport
+from cocodiff_compile.records import Declined, Leg, UlyssesSite
+
+
+def number(size: Size) -> int | str:
+    """A size for JSON: itself, or the formula of a symbolic one."""
+    return str(size) if isinstance(size, torch.SymInt) else int(size)
+
+
+def describe_leg(leg: Leg) -> dict[str, Any]:
+    exchange = leg.exchange
+    return {
+        "role": leg.role,
+        "exchange": exchange.start.name,
+        "wait": exchange.wait.name,
+        "group": exchange.group,
+        "ranks": list(exchange.ranks),
+        "bytes": number(exchange.size_bytes),
+        "wire_bytes": number(exchange.wire_bytes),
+        "scatters": "heads" if exchange.way == "in" else "tokens",
+        "gathers": "tokens" if exchange.way == "in" else "heads",
+        "num_heads": number(leg.num_heads),
+        "head_size": number(leg.head_size),
+        "tokens_per_rank": number(leg.tokens_per_rank),
+        "projections": [
+            {
+                "node": item.node.name,
+                "rows": number(item.rows),
+                "out_features": number(item.out_features),
+                "columns": [number(column) for column in item.columns] if item.columns else None,
+            }
+            for item in leg.projections
+        ],
+    }
+
+
+def describe_site(site: UlyssesSite) -> dict[str, Any]:
+    return {
+        "site": site.index,
+        "module": site.module_path,
+        "attention": {
+            "form": site.attention.form,
+            "node": site.attention.nodes[-1].name,
+            "op": str(site.attention.nodes[-1].target),
+            "mask": site.attention.mask.name if site.attention.mask else None,
+            "is_causal": site.attention.is_causal,
+        },
+        "packed": site.is_packed,
+        "num_exchanges": len(site.exchanges),
+        "bytes": total_bytes(site),
+        "legs": [describe_leg(leg) for leg in site.legs],
+        "independent": [node.name for node in site.independent],
+    }
+
+
+def total_bytes(site: UlyssesSite) -> int:
+    """Bytes a rank puts into this site's exchanges; symbolic sizes at the shape first compiled."""
+    return sum(optimization_hint(exchange.size_bytes) for exchange in site.exchanges)
+
+
+def describe_declined(declined: Declined) -> dict[str, str]:
+    return {
+        "node": declined.node.name,
+        "module": declined.module_path,
+        "reason": declined.reason,
+    }
+
+
+def describe_pass(record: PassRecord) -> dict[str, Any]:
+    return {
+        "pass": record.name,
+        "changed": record.result.changed,
+        "declined": len(record.result.declined),
+        "notes": list(record.result.notes),
+        "ms": round(record.seconds * 1e3, 3),
+    }
+
+
+def describe_report(report: PipelineReport) -> dict[str, Any]:
+    """One graph as plain data."""
+    recognition = report.recognition
+    return {
+        "sites": [describe_site(site) for site in recognition.sites],
+        "declined": [describe_declined(item) for item in report.declined],
+        "unrelated": [node.name for node in recognition.unrelated],
+        "passes": [describe_pass(record) for record in report.passes],
+        "refused": report.refused,
+    }
+
+
+def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns of text, each as wide as its widest cell."""
+    cells = [list(map(str, headers)), *(list(map(str, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def format_bytes(size: int | str) -> str:
+    """1536 -> '1.5 KiB'; a formula stays a formula."""
+    if isinstance(size, str):
+        return f"{size} B"
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def format_graph(summary: dict[str, Any]) -> str:
+    """The table of one graph: its sites, what was declined, what each pass did."""
+    parts = []
+    if summary["refused"]:
+        parts.append(f"left to Inductor: {summary['refused']}")
+    if summary["sites"]:
+        parts.append(format_table(_SITE_HEADERS, [_site_row(site) for site in summary["sites"]]))
+    else:
+        parts.append("no Ulysses attention: Inductor compiles this graph unchanged")
+    parts += [
+        f"declined  {item['module'] or item['node']}: {item['reason']}"
+        for item in summary["declined"]
+    ]
+    if summary["unrelated"]:
+        parts.append(f"left alone: {len(summary['unrelated'])} all-to-alls of something else")
+    parts += [_pass_line(item, summary) for item in summary["passes"]]
+    return "\n".join(parts)
+
+
+_SITE_HEADERS = (
+    "site",
+    "module",
+    "tokens x heads x size",
+    "ranks",
+    "q",
+    "k",
+    "v",
+    "o",
+    "projections q/k/v/o",
+    "independent",
+)
+
+
+def _site_row(site: dict[str, Any]) -> list[object]:
+    legs = site["legs"]
+    query = legs[0]
+    tokens = query["tokens_per_rank"]
+    ranks = len(query["ranks"])
+    total = tokens * ranks if isinstance(tokens, int) else f"{ranks}*{tokens}"
+    return [
+        site["site"],
+        site["module"] or "?",
+        f"{total} x {query['num_heads']} x {query['head_size']}",
+        ranks,
+        *_byte_cells(legs),
+        "/".join(_projection_cell(leg) for leg in legs),
+        f"{len(site['independent'])} matmuls",
+    ]
+
+
+def _byte_cells(legs: Sequence[dict[str, Any]]) -> list[str]:
+    """Bytes per leg; a leg that travels in another's exchange says so."""
+    cells: list[str] = []
+    owner: dict[str, str] = {}
+    for leg in legs:
+        shared = owner.setdefault(leg["exchange"], leg["role"])
+        cells.append(format_bytes(leg["bytes"]) if shared == leg["role"] else f"with {shared}")
+    return cells
+
+
+def _projection_cell(leg: dict[str, Any]) -> str:
+    fused = any(item["columns"] for item in leg["projections"])
+    return f"{len(leg['projections'])}{' fused' if fused else ''}"
+
+
+def _pass_line(item: dict[str, Any], summary: dict[str, Any]) -> str:
+    found = ""
+    if item["pass"] == "recognize-ulysses":
+        found = f"{len(summary['sites'])} recognised, {len(summary['declined'])} declined; "
+    notes = "".join(f"{note}; " for note in item["notes"])
+    did = "graph rewritten" if item["changed"] else "graph unchanged"
+    return f"pass {item['pass']}: {found}{notes}{did} ({item['ms']:.1f} ms)"

@@ -1,0 +1,102 @@
+"""Observers that write down what a pipeline does: to a folder, and to torch's structured trace."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule
+
+from cocodiff_compile.compat import trace_artifact
+from cocodiff_compile.describe import describe_report, format_graph
+from cocodiff_compile.dump_code import constants, op_counts, runnable_code
+from cocodiff_compile.pipeline import PassResult, PipelineReport
+
+
+@dataclass
+class FolderDump:
+    """One folder per rank and graph:
+
+    00_captured.py          the graph as it came in; runs by itself
+    NN_<pass>.py            the graph after each pass
+    NN_<pass>.diff          what the pass changed; empty if nothing
+    op_counts.txt           one line per stage
+    explanation.txt, .json  sites, declines, passes
+    """
+
+    folder: Path
+    rank: int
+    graph_index: int
+    _stage: int = 0
+    _last: str = field(default="", repr=False)
+
+    def captured(self, module: GraphModule) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        if held := constants(module):
+            torch.save(held, self.folder / "constants.pt")
+        self._write_graph("captured", module)
+
+    def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None:  # noqa: ARG002
+        self._stage += 1
+        before = self._last
+        self._write_graph(name, module)
+        (self.folder / f"{self._stage:02d}_{name}.diff").write_text(
+            _code_diff(before, self._last, name)
+        )
+
+    def finished(self, report: PipelineReport) -> None:
+        summary = describe_report(report)
+        (self.folder / "explanation.txt").write_text(format_graph(summary) + "\n")
+        (self.folder / "explanation.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+    def _write_graph(self, name: str, module: GraphModule) -> None:
+        title = f"Graph {self.graph_index} of rank {self.rank}: {name}."
+        (self.folder / f"{self._stage:02d}_{name}.py").write_text(
+            runnable_code(module, title, self.rank)
+        )
+        self._last = module.code
+        counts = "  ".join(f"{op} {count}" for op, count in op_counts(module.graph).items())
+        with (self.folder / "op_counts.txt").open("a") as file:
+            file.write(f"{self._stage:02d}_{name}: {counts}\n")
+
+
+@dataclass
+class TraceDump:
+    """The same as artifacts of the structured trace: `TORCH_TRACE=DIR`, then `tlparse DIR`."""
+
+    _stage: int = 0
+    _last: str = field(default="", repr=False)
+
+    def captured(self, module: GraphModule) -> None:
+        self._last = module.code
+        trace_artifact("cocodiff_00_captured", lambda: _readable(module))
+
+    def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None:  # noqa: ARG002
+        self._stage += 1
+        before, self._last = self._last, module.code
+        stage = f"cocodiff_{self._stage:02d}_{name}"
+        trace_artifact(stage, lambda: _readable(module))
+        trace_artifact(f"{stage}.diff", lambda: _code_diff(before, module.code, name))
+
+    def finished(self, report: PipelineReport) -> None:
+        trace_artifact("cocodiff_explanation", lambda: format_graph(describe_report(report)))
+
+
+def _readable(module: GraphModule) -> str:
+    text: str = module.print_readable(print_output=False)
+    return text
+
+
+def _code_diff(before: str, after: str, name: str) -> str:
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        fromfile=f"before {name}",
+        tofile=f"after {name}",
+    )
+    return "".join(lines)

@@ -1,0 +1,85 @@
+"""`explain(model, *args)`: what the backend would do with a model, without generating its code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule
+
+from cocodiff_compile.backends.cocodiff import compile_graph
+from cocodiff_compile.compat import FakeTensorMode, make_boxed_func
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.describe import format_graph
+from cocodiff_compile.records import Declined, UlyssesSite
+from cocodiff_compile.reports import GraphReport, collect_reports
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All graphs of one call of a model; `print` it, or take `.sites`, `.declined`, `.to_json()`."""
+
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def sites(self) -> tuple[UlyssesSite, ...]:
+        return tuple(site for graph in self.graphs for site in graph.report.recognition.sites)
+
+    @property
+    def declined(self) -> tuple[Declined, ...]:
+        return tuple(item for graph in self.graphs for item in graph.report.declined)
+
+    def to_json(self) -> str:
+        """The summaries of all graphs as one JSON text."""
+        graphs = [{"graph": graph.number, **graph.summary} for graph in self.graphs]
+        return json.dumps({"graphs": graphs}, indent=1)
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "nothing to explain: no inference graph was captured"
+        count = len(self.graphs)
+        head = f"{count} graph{'s' if count > 1 else ''}, {len(self.sites)} Ulysses attentions"
+        tables = [
+            f"graph {place}\n{format_graph(graph.summary)}"
+            for place, graph in enumerate(self.graphs)
+        ]
+        return "\n\n".join([head, *tables])
+
+
+def explain(
+    model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Explanation:
+    """Captures `model(*args, **kwargs)`, runs every pass, and tells what was found and done.
+
+    No code is generated and nothing is computed: behind a graph break the next piece sees zeros of
+    the right shapes. Gradients are off during the call.
+    """
+    config = CompileConfig.from_options(options)
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return compile_graph(gm, example_inputs, config, _stand_in)
+
+    with collect_reports() as reports, torch.no_grad():
+        torch.compile(model, backend=backend)(*args, **kwargs)
+    return Explanation(tuple(reports))
+
+
+def _stand_in(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:
+    """A callable with the graph's signature that returns zeros instead of computing."""
+
+    def call(*args: Any) -> Any:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fake_args = pytree.tree_map_only(torch.Tensor, mode.from_tensor, args)
+        with mode:
+            fakes = gm.forward(*fake_args)
+        return pytree.tree_map_only(torch.Tensor, _zeros, fakes)
+
+    return make_boxed_func(call)
+
+
+def _zeros(fake: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)

@@ -1,0 +1,157 @@
+"""Bounded walks over a graph: what is reached from a node before a matmul, an attention or a
+collective stands in the way. Order is breadth-first in graph order, never that of a set or hash.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from cocodiff_compile import layout
+from cocodiff_compile.aten import (
+    FUSED_ATTENTION,
+    MATMUL,
+    SLICING,
+    WAIT,
+    is_collective,
+    is_number,
+    is_tensor,
+    shape_of,
+    slice_of,
+    step_layout,
+)
+from cocodiff_compile.layout import Dims, LayoutUnknown, Size
+
+MAX_NODES_PER_WALK = 4096
+"""Keeps recognition linear in the graph: no attention's surroundings are larger than this."""
+
+
+def is_barrier(node: Node) -> bool:
+    """Where a walk ends: heavy compute, communication, and the borders of the graph."""
+    return (
+        node.op != "call_function"
+        or node.target in MATMUL
+        or node.target in FUSED_ATTENTION
+        or node.target is WAIT
+        or is_collective(node)
+    )
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A barrier and the way between it and the node the walk began at, in the order of the data:
+    the barrier stands first after a walk back, last after a walk forward.
+    """
+
+    barrier: Node
+    path: tuple[Node, ...]
+
+
+def walk_back(begin: Node) -> list[Reached]:
+    """Barriers whose data reach `begin`, each by its shortest way. `begin` may be one itself."""
+    came_from = _walk([begin], lambda node: node.all_input_nodes)
+    return [
+        Reached(barrier, tuple(_way_from(barrier, came_from)))
+        for barrier in came_from
+        if is_barrier(barrier)
+    ]
+
+
+def walk_forward(begin: Node) -> list[Reached]:
+    """Barriers that the data of `begin` reach, each by its shortest way; `begin` is passed over."""
+    came_from = _walk(list(begin.users), lambda node: node.users)
+    return [
+        Reached(barrier, (begin, *reversed(_way_from(barrier, came_from))))
+        for barrier in came_from
+        if is_barrier(barrier)
+    ]
+
+
+def between(first: Node, last: Node) -> list[Node]:
+    """Nodes through which the data of the barrier `first` reach `last`, in graph order."""
+    cone = sorted(_walk([last], lambda node: node.all_input_nodes))
+    fed = {first}
+    for node in cone:
+        if not is_barrier(node) and any(before in fed for before in node.all_input_nodes):
+            fed.add(node)
+    return [node for node in cone if node in fed and node is not first]
+
+
+def _walk(
+    begin: list[Node], step: Callable[[Node], Iterable[Node]]
+) -> dict[Node, Node | None]:
+    """Every node met, barriers included, with the node it was met from."""
+    came_from: dict[Node, Node | None] = dict.fromkeys(begin)
+    queue = deque(begin)
+    while queue and len(came_from) < MAX_NODES_PER_WALK:
+        node = queue.popleft()
+        if is_barrier(node):
+            continue
+        for neighbour in step(node):
+            if neighbour not in came_from and not is_number(neighbour):
+                came_from[neighbour] = node
+                queue.append(neighbour)
+    return came_from
+
+
+def _way_from(node: Node, came_from: dict[Node, Node | None]) -> list[Node]:
+    """From `node` to where the walk began."""
+    way = [node]
+    while (before := came_from[way[-1]]) is not None:
+        way.append(before)
+    return way
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A slice taken on the way, in units of the root tensor's dim: [start, start + length)."""
+
+    root_dim: int
+    start: Size
+    length: Size
+
+
+@dataclass(frozen=True)
+class Traced:
+    """How far a layout could be followed along a path, and what was cut out on the way."""
+
+    dims: Dims
+    node: Node
+    cuts: tuple[Cut, ...]
+    stopped_by: str
+
+
+def trace(dims: Dims, path: tuple[Node, ...]) -> Traced:
+    """Follows a layout from `path[0]`, whose layout is `dims`, as far along `path` as it goes."""
+    cuts: list[Cut] = []
+    for before, node in zip(path, path[1:], strict=False):
+        try:
+            stepped = step_layout(dims, before, node)
+        except LayoutUnknown as unknown:
+            return Traced(dims, before, tuple(cuts), str(unknown))
+        cuts += _cut(dims, before, node)
+        dims = stepped
+    return Traced(dims, path[-1], tuple(cuts), "")
+
+
+def trace_root(path: tuple[Node, ...]) -> Traced:
+    """Follows the layout of `path[0]`, taken as the root, along `path`."""
+    return trace(layout.root_dims(shape_of(path[0])), path)
+
+
+def _cut(dims: Dims, before: Node, node: Node) -> list[Cut]:
+    getitem = node if before.target in SLICING and not is_tensor(before) else None
+    slicing = before if getitem is not None else node
+    if slicing.target not in SLICING or (getitem is None and not is_tensor(node)):
+        return []
+    part = slice_of(slicing, getitem)
+    if part is None:
+        return []
+    dim, start, length = part
+    if len(dims[dim]) != 1 or layout.same(layout.product(dims[dim]), length):
+        return []
+    factor = dims[dim][0]
+    return [Cut(factor.source, start * factor.stride, length * factor.stride)]

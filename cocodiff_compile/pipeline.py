@@ -1,0 +1,130 @@
+"""Passes run in order, each leaving a graph that keeps the rules; observers watch.
+
+The rules, checked before the first pass and after each one: the graph lints, every call stands for a
+known value, every collective is waited for. A graph that comes in broken is not ours to touch; a pass
+that breaks one is an `InvariantError` that names pass and node.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch.fx import Graph, GraphModule
+
+from cocodiff_compile.aten import WAIT, is_collective
+from cocodiff_compile.errors import InvariantError
+from cocodiff_compile.records import Declined, Recognition
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass did. `changed` is false exactly if the graph is the same to the letter."""
+
+    changed: bool
+    recognition: Recognition | None = None
+    declined: tuple[Declined, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class GraphPass(Protocol):
+    """A value: its fields are its options, it keeps nothing between graphs, touches only the graph."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, graph: Graph) -> PassResult: ...
+
+
+class Observer(Protocol):
+    """Watches a pipeline; must not change the graph."""
+
+    def captured(self, module: GraphModule) -> None: ...
+
+    def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None: ...
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """A pass that ran: its name, what it did, and how long it took."""
+
+    name: str
+    result: PassResult
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PipelineReport:
+    """All passes of one graph, in order; `refused` says why none ran."""
+
+    passes: tuple[PassRecord, ...] = ()
+    refused: str = ""
+
+    @property
+    def recognition(self) -> Recognition:
+        """What the last recognition of the run found."""
+        for record in reversed(self.passes):
+            if record.result.recognition is not None:
+                return record.result.recognition
+        return Recognition()
+
+    @property
+    def declined(self) -> tuple[Declined, ...]:
+        """Everything left alone, by recognition and by every pass after it."""
+        own = tuple(item for record in self.passes for item in record.result.declined)
+        return self.recognition.declined + own
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A fixed sequence of passes."""
+
+    passes: tuple[GraphPass, ...]
+    observers: tuple[Observer, ...] = field(default=())
+
+    def run(self, module: GraphModule) -> PipelineReport:
+        """Runs every pass on `module`, in place."""
+        for observer in self.observers:
+            observer.captured(module)
+        if broken := broken_rule(module.graph):
+            return PipelineReport(refused=f"the captured graph cannot be worked on: {broken}")
+        return PipelineReport(tuple(self._run_pass(item, module) for item in self.passes))
+
+    def _run_pass(self, graph_pass: GraphPass, module: GraphModule) -> PassRecord:
+        begin = time.perf_counter()
+        result = graph_pass.run(module.graph)
+        if result.changed:
+            module.graph.eliminate_dead_code()
+            module.recompile()
+        if broken := broken_rule(module.graph):
+            raise InvariantError(f"pass {graph_pass.name!r} broke the graph: {broken}")
+        record = PassRecord(graph_pass.name, result, time.perf_counter() - begin)
+        log.debug("%s took %.3f s", record.name, record.seconds)
+        for observer in self.observers:
+            observer.after_pass(graph_pass.name, module, result)
+        return record
+
+
+def broken_rule(graph: Graph) -> str:
+    """The first rule that does not hold, in words; empty if all hold."""
+    try:
+        graph.lint()
+    except RuntimeError as error:
+        return f"lint: {error}"
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if "val" not in node.meta:
+            return f"node {node.name} ({node.target}) has no value"
+        if is_collective(node) and not any(user.target is WAIT for user in _readers(node)):
+            return f"collective {node.name} ({node.target}) is never waited for"
+    return ""
+
+
+def _readers(node: object) -> list[object]:
+    readers = list(node.users)  # type: ignore[attr-defined]
+    return readers + [after for reader in readers for after in reader.users]

@@ -1,0 +1,134 @@
+"""What recognition finds, as frozen records. Shapes: B batch, S tokens per rank, N = P*S tokens,
+H heads, h = H/P heads per rank, D head size, P ranks of the Ulysses group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch.fx import Node
+
+from cocodiff_compile.layout import Size
+
+Role: TypeAlias = Literal["q", "k", "v", "o"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One all-to-all of a Ulysses attention.
+
+    Way in (q, k, v): scatters heads, gathers tokens. Way out (o): scatters tokens, gathers heads.
+    `scatter_dim` is a dim of `source`, the tensor before the model's own packing; `gather_dim` a dim
+    of `result`, the tensor after its unpacking.
+    """
+
+    start: Node
+    wait: Node
+    source: Node
+    result: Node
+    way: Literal["in", "out"]
+    group: str
+    ranks: tuple[int, ...]
+    splits: tuple[Size, ...]
+    scatter_dim: int
+    gather_dim: int
+    size_bytes: Size
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def wire_bytes(self) -> Size:
+        """Bytes this rank sends to others; the block it keeps does not travel."""
+        return self.size_bytes // self.num_ranks * (self.num_ranks - 1)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A GEMM whose output feeds a leg; `columns` is the part taken of a GEMM that serves several."""
+
+    node: Node
+    rows: Size
+    out_features: Size
+    columns: tuple[Size, Size] | None
+
+    @property
+    def is_fused(self) -> bool:
+        return self.columns is not None
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One role of an attention: the way from its projections through its exchange to the attention
+    (q, k, v), or from the attention through its exchange to the output projections (o).
+    """
+
+    role: Role
+    exchange: Exchange
+    projections: tuple[Projection, ...]
+    num_heads: Size
+    head_size: Size
+    tokens_per_rank: Size
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The computation between the ways in and the way out."""
+
+    form: Literal["fused", "decomposed"]
+    nodes: tuple[Node, ...]
+    output: Node
+    mask: Node | None
+    is_causal: bool
+
+
+@dataclass(frozen=True)
+class UlyssesSite:
+    """One Ulysses attention, understood as a whole.
+
+    `independent` are the matmuls and attentions of the same stretch of graph that neither feed this
+    attention nor need its result: what an exchange can hide behind.
+    """
+
+    index: int
+    module_path: str
+    attention: Attention
+    q: Leg
+    k: Leg
+    v: Leg
+    o: Leg
+    independent: tuple[Node, ...]
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        return (self.q, self.k, self.v, self.o)
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Each exchange once, also where Q, K and V share one."""
+        unique: dict[Node, Exchange] = {leg.exchange.start: leg.exchange for leg in self.legs}
+        return tuple(unique.values())
+
+    @property
+    def is_packed(self) -> bool:
+        return len(self.exchanges) < len(self.legs)
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Something seen, understood to be Ulysses, and left alone; `reason` is a sentence with values."""
+
+    node: Node
+    reason: str
+    module_path: str = ""
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """All of a graph's Ulysses attentions, and the all-to-alls that belong to something else."""
+
+    sites: tuple[UlyssesSite, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    unrelated: tuple[Node, ...] = ()

@@ -1,0 +1,402 @@
+"""From one attention and the exchanges around it to a `UlyssesSite`, or to the reason against it.
+
+Guards come first and raise `Refused`; the record is built last, from values that all hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.fx import Graph, Node
+
+from cocodiff_compile import layout
+from cocodiff_compile.aten import (
+    ALL_TO_ALL,
+    AllToAll,
+    is_view,
+    parse_all_to_all,
+    shape_of,
+    size_bytes,
+    value_of,
+)
+from cocodiff_compile.attention_cores import AttentionCore, Operand
+from cocodiff_compile.compat import group_ranks
+from cocodiff_compile.graph_walk import (
+    Reached,
+    Traced,
+    trace,
+    trace_root,
+    walk_back,
+    walk_forward,
+)
+from cocodiff_compile.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size
+from cocodiff_compile.module_path import module_path_of
+from cocodiff_compile.projections import projections_after, projections_before
+from cocodiff_compile.records import Attention, Declined, Exchange, Leg, Role, UlyssesSite
+
+_ROLE_NAMES = {"q": "query", "k": "key", "v": "value", "o": "result"}
+
+
+class Refused(Exception):
+    """This attention is no Ulysses we can take; carries the guilty node and the reason."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """The all-to-alls of a graph, found by their first and by their last node."""
+
+    by_start: Mapping[Node, AllToAll]
+    by_wait: Mapping[Node, AllToAll]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Exchanges:
+        starts = graph.find_nodes(op="call_function", target=ALL_TO_ALL)
+        parsed = [found for start in starts if (found := parse_all_to_all(start)) is not None]
+        return cls({item.start: item for item in parsed}, {item.wait: item for item in parsed})
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Which exchanges an attention is fed by, per role, and which its result goes into."""
+
+    ways_in: Mapping[Role, list[Reached]]
+    ways_out: list[Reached]
+
+    @classmethod
+    def of(cls, core: AttentionCore, exchanges: Exchanges) -> Surroundings:
+        operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
+        ways_in = {
+            role: [way for way in walk_back(operand.node) if way.barrier in exchanges.by_wait]
+            for role, operand in operands.items()
+        }
+        ways_out = [
+            way for way in walk_forward(core.output) if way.barrier in exchanges.by_start
+        ]
+        return cls(ways_in, ways_out)
+
+    def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
+        """Every exchange that touches this attention, once, ways in first."""
+        found = [exchanges.by_wait[way.barrier] for ways in self.ways_in.values() for way in ways]
+        found += [exchanges.by_start[way.barrier] for way in self.ways_out]
+        return list({item.start: item for item in found}.values())
+
+
+def match_site(
+    core: AttentionCore, around: Surroundings, exchanges: Exchanges, index: int
+) -> UlyssesSite | Declined:
+    """The site around an attention that at least one exchange touches."""
+    try:
+        return _site(core, around, exchanges, index)
+    except Refused as refused:
+        return Declined(refused.node, str(refused), module_path_of(core.nodes))
+
+
+def _site(
+    core: AttentionCore, around: Surroundings, exchanges: Exchanges, index: int
+) -> UlyssesSite:
+    _refuse_missing(core, around)
+    ranks = _common_ranks(around.all_to_alls(exchanges))
+    q, k, v = (
+        _leg_in(role, operand, around.ways_in[role][0], exchanges, ranks)
+        for role, operand in _operands(core)
+    )
+    o = _leg_out(core, around.ways_out[0], exchanges, ranks, q)
+    for leg in (q, k, v):
+        _refuse_other_readers(leg, core)
+    nodes = [item.node for leg in (v, q, k, o) for item in leg.projections]
+    return UlyssesSite(
+        index=index,
+        module_path=module_path_of(nodes or core.nodes),
+        attention=Attention(core.form, core.nodes, core.output, core.mask, core.is_causal),
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        independent=(),
+    )
+
+
+def _operands(core: AttentionCore) -> list[tuple[Role, Operand]]:
+    return [("q", core.q), ("k", core.k), ("v", core.v)]
+
+
+def _refuse_missing(core: AttentionCore, around: Surroundings) -> None:
+    for role, ways in around.ways_in.items():
+        name = _ROLE_NAMES[role]
+        if not ways:
+            raise Refused(
+                core.nodes[0],
+                f"the {name} of this attention comes from no all-to-all, other parts of it do; "
+                "exchange query, key and value alike",
+            )
+        if len(ways) > 1:
+            names = ", ".join(way.barrier.name for way in ways)
+            raise Refused(
+                ways[1].barrier,
+                f"the {name} is joined from {len(ways)} all-to-alls ({names}); "
+                "join its parts before one exchange",
+            )
+    if not around.ways_out:
+        raise Refused(
+            core.output, "the result of this attention is not exchanged back by an all-to-all"
+        )
+    if len(around.ways_out) > 1:
+        names = ", ".join(way.barrier.name for way in around.ways_out)
+        raise Refused(
+            around.ways_out[1].barrier,
+            f"the result goes into {len(around.ways_out)} all-to-alls ({names}), one is expected",
+        )
+
+
+def _common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
+    first = all_to_alls[0]
+    for item in all_to_alls:
+        if item.group != first.group:
+            raise Refused(
+                item.start,
+                f"exchanges run over different groups, {first.group!r} and {item.group!r}",
+            )
+        if not item.has_equal_splits:
+            raise Refused(
+                item.start,
+                f"unequal splits {list(item.input_splits)} -> {list(item.output_splits)}; "
+                "tokens and heads must divide by the number of ranks",
+            )
+        if not value_of(item.source).dtype.is_floating_point:
+            raise Refused(
+                item.start, f"the exchange carries {value_of(item.source).dtype}, not floats"
+            )
+    ranks = group_ranks(first.group)
+    if ranks is None:
+        raise Refused(
+            first.start, f"process group {first.group!r} is not known to this process"
+        )
+    if len(ranks) != first.num_ranks:
+        raise Refused(
+            first.start,
+            f"{first.num_ranks} splits for the {len(ranks)} ranks of group {first.group!r}",
+        )
+    if len(ranks) == 1:
+        raise Refused(first.start, f"group {first.group!r} has one rank: nothing to exchange")
+    return ranks
+
+
+def _leg_in(
+    role: Role, operand: Operand, way: Reached, exchanges: Exchanges, ranks: tuple[int, ...]
+) -> Leg:
+    all_to_all = exchanges.by_wait[way.barrier]
+    source = _before_views(all_to_all.source)
+    packed = trace_root(_view_path(source, all_to_all.source))
+    scattered, received = _exchange(all_to_all, packed, len(ranks))
+    unpacked = trace(received, way.path)
+    gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
+    _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered, packed.dims)
+    heads_per_rank = _heads_per_rank(operand, unpacked, scattered)
+    batch = 1 if operand.head_dim == 0 else shape_of(operand.node)[0]
+    return Leg(
+        role=role,
+        exchange=_record(
+            all_to_all, "in", source, unpacked.node, ranks, (scattered.source, gather_dim)
+        ),
+        projections=projections_before(source, unpacked.cuts[0] if unpacked.cuts else None, batch),
+        num_heads=heads_per_rank * len(ranks),
+        head_size=shape_of(operand.node)[operand.size_dim],
+        tokens_per_rank=layout.product(unpacked.dims[gather_dim][1:]),
+    )
+
+
+def _leg_out(
+    core: AttentionCore,
+    way: Reached,
+    exchanges: Exchanges,
+    ranks: tuple[int, ...],
+    query: Leg,
+) -> Leg:
+    all_to_all = exchanges.by_start[way.barrier]
+    packed = trace_root(way.path[:-1])
+    if packed.stopped_by:
+        raise Refused(
+            packed.node, f"between attention and the exchange of its result: {packed.stopped_by}"
+        )
+    scattered, received = _exchange(all_to_all, packed, len(ranks))
+    unpacked = trace(received, _views_after(all_to_all.wait))
+    gather_dim = _gather_dim(all_to_all, unpacked.dims, "heads")
+    if scattered.source != core.output_token_dim:
+        raise Refused(
+            all_to_all.start,
+            f"the way out scatters dim {scattered.source} of the result, "
+            f"its tokens are dim {core.output_token_dim}",
+        )
+    _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
+    return Leg(
+        role="o",
+        exchange=_record(
+            all_to_all, "out", core.output, unpacked.node, ranks, (scattered.source, gather_dim)
+        ),
+        projections=projections_after(all_to_all.wait),
+        num_heads=query.num_heads,
+        head_size=shape_of(core.output)[-1],
+        tokens_per_rank=scattered.stride,
+    )
+
+
+def _record(
+    all_to_all: AllToAll,
+    way: Literal["in", "out"],
+    source: Node,
+    result: Node,
+    ranks: tuple[int, ...],
+    dims: tuple[int, int],
+) -> Exchange:
+    return Exchange(
+        start=all_to_all.start,
+        wait=all_to_all.wait,
+        source=source,
+        result=result,
+        way=way,
+        group=all_to_all.group,
+        ranks=ranks,
+        splits=all_to_all.input_splits,
+        scatter_dim=dims[0],
+        gather_dim=dims[1],
+        size_bytes=size_bytes(all_to_all.source),
+    )
+
+
+def _exchange(all_to_all: AllToAll, packed: Traced, num_ranks: int) -> tuple[Factor, Dims]:
+    try:
+        return layout.exchange(packed.dims, num_ranks)
+    except LayoutUnknown as unknown:
+        raise Refused(all_to_all.start, f"what goes to which rank is unclear: {unknown}") from None
+
+
+def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
+    """The dim that holds the sending rank, which must be the outer part of the gathered dim."""
+    dim = layout.dim_of(dims, RANK)
+    if dim is None or dims[dim][0].source != RANK:
+        raise Refused(
+            all_to_all.wait,
+            f"received {what} are interleaved over the ranks: the sending rank is not the outermost "
+            f"part of a dim in {_describe(dims)}",
+        )
+    return dim
+
+
+def _refuse_odd_way_in(
+    all_to_all: AllToAll,
+    operand: Operand,
+    unpacked: Traced,
+    gather_dim: int,
+    scattered: Factor,
+    packed_dims: Dims,
+) -> None:
+    _refuse_round_robin(all_to_all, packed_dims, scattered, "heads")
+    reaches_attention = unpacked.node is operand.node
+    if reaches_attention and gather_dim != operand.token_dim:
+        raise Refused(
+            all_to_all.wait,
+            f"the exchange gathers dim {gather_dim} of the attention's operand, "
+            f"its tokens are dim {operand.token_dim}",
+        )
+    kept = {factor.source for factor in unpacked.dims[gather_dim]}
+    batch = unpacked.dims[0] if reaches_attention and operand.head_dim > 0 else ()
+    if scattered.source in kept | {factor.source for factor in batch}:
+        raise Refused(
+            all_to_all.start,
+            f"the exchange scatters dim {scattered.source} of {all_to_all.source.name}'s source, "
+            "which holds tokens or samples, not heads",
+        )
+
+
+def _refuse_round_robin(
+    all_to_all: AllToAll, dims: Dims, scattered: Factor, what: str
+) -> None:
+    for factor in (factor for dim in dims for factor in dim):
+        if factor.source == scattered.source and _larger(factor.stride, scattered.stride):
+            raise Refused(
+                all_to_all.start,
+                f"{what} are dealt round-robin, one block of {scattered.stride} per rank and turn; "
+                "give each rank one consecutive block",
+            )
+
+
+def _larger(left: Size, right: Size) -> bool:
+    return layout.divides(right, left) and not layout.same(left, right)
+
+
+def _heads_per_rank(operand: Operand, unpacked: Traced, scattered: Factor) -> Size:
+    """Heads a rank holds after the exchange, not counting repeats for grouped queries."""
+    if unpacked.node is not operand.node:
+        return shape_of(operand.node)[operand.head_dim]
+    factors = [item for item in unpacked.dims[operand.head_dim] if item.source != BROADCAST]
+    if operand.head_dim == 0:  # batch and heads in one dim, heads are what the exchange scattered
+        factors = [item for item in factors if item.source == scattered.source] or factors[1:]
+    return layout.product(factors)
+
+
+def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
+    for way in walk_forward(leg.exchange.wait):
+        if way.barrier not in core.nodes:
+            raise Refused(
+                leg.exchange.wait,
+                f"the exchanged {_ROLE_NAMES[leg.role]} also feeds {way.barrier.name} "
+                f"({way.barrier.target}), not this attention alone",
+            )
+
+
+def _before_views(node: Node) -> Node:
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _view_path(source: Node, end: Node) -> tuple[Node, ...]:
+    path = [end]
+    while path[-1] is not source:
+        path.append(path[-1].all_input_nodes[0])
+    return tuple(reversed(path))
+
+
+def _views_after(wait: Node) -> tuple[Node, ...]:
+    """The chain of views a result runs through while it has one reader."""
+    path = [wait]
+    while len(path[-1].users) == 1 and is_view(reader := next(iter(path[-1].users))):
+        path.append(reader)
+    return tuple(path)
+
+
+def _describe(dims: Dims) -> str:
+    def name(factor: Factor) -> str:
+        return f"rank {factor.size}" if factor.source == RANK else str(factor.size)
+
+    return "[" + ", ".join("x".join(map(name, dim)) or "1" for dim in dims) + "]"
+
+
+def explain_orphan(all_to_all: AllToAll, exchanges: Exchanges) -> Declined | None:
+    """Why an exchange that touches no attention looks like Ulysses all the same, None if it does not."""
+    for way in walk_forward(all_to_all.wait):
+        if way.barrier.op == "output":
+            return Declined(
+                all_to_all.start,
+                "the exchanged tensor leaves the graph before any attention reads it; a graph "
+                "break stands between them, `fullgraph=True` shows where",
+                module_path_of([all_to_all.start]),
+            )
+        other = exchanges.by_start.get(way.barrier)
+        if other is not None and other.group == all_to_all.group:
+            unknown = [node.target for node in way.path[1:-1] if not is_view(node)]
+            return Declined(
+                all_to_all.start,
+                f"between this exchange and the next over group {other.group!r} stands "
+                f"{unknown or 'nothing but views'}, no attention this pass knows; "
+                "use torch's scaled_dot_product_attention",
+                module_path_of([all_to_all.start]),
+            )
+    return None

@@ -1,0 +1,69 @@
+"""recognize-ulysses: find every Ulysses attention of a graph.
+
+Needs     a functional ATen inference graph with values on its nodes.
+Rewrites  nothing.
+Keeps     the graph, to the letter.
+Declines  an attention that has some of its exchanges but is not Ulysses as drawn below, with the
+          values that speak against it. All-to-alls that no attention touches (experts, rings) are
+          reported as unrelated and left alone.
+
+    q  projection(s) -> [norm, RoPE] -> pack -> all_to_all -> wait -> unpack --+
+    k  projection(s) -> [norm, RoPE] -> pack -> all_to_all -> wait -> unpack --+-> attention --+
+    v  projection(s) -----------------> pack -> all_to_all -> wait -> unpack --+               |
+    o  projection(s) <- unpack <- wait <- all_to_all <- pack <---------------------------------+
+
+    way in   [B, S, H, D] -> [B, N, h, D]   scatters heads,  gathers tokens
+    way out  [B, N, h, D] -> [B, S, H, D]   scatters tokens, gathers heads
+
+Roles come from the data flow: which operand of the attention an exchange feeds. Q, K and V may share
+one exchange. Pack and unpack may be any chain of views, copies and slices; layouts are followed
+element by element (`layout.py`), so that no idiom is matched by its spelling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Graph
+
+from cocodiff_compile.attention_cores import find_attention_cores
+from cocodiff_compile.independent_work import with_independent_work
+from cocodiff_compile.pipeline import PassResult
+from cocodiff_compile.records import Declined, Recognition, UlyssesSite
+from cocodiff_compile.ulysses_match import Exchanges, Surroundings, explain_orphan, match_site
+
+
+@dataclass(frozen=True)
+class RecognizeUlysses:
+    """The pass; it has no options."""
+
+    name: str = "recognize-ulysses"
+
+    def run(self, graph: Graph) -> PassResult:
+        return PassResult(changed=False, recognition=recognize(graph))
+
+
+def recognize(graph: Graph) -> Recognition:
+    """All Ulysses attentions of `graph`. Takes time linear in the graph and leaves it untouched."""
+    exchanges = Exchanges.of(graph)
+    if not exchanges.by_start:
+        return Recognition()
+    sites: list[UlyssesSite] = []
+    declined: list[Declined] = []
+    orphans = dict(exchanges.by_start)
+    for core in find_attention_cores(graph):
+        around = Surroundings.of(core, exchanges)
+        touched = around.all_to_alls(exchanges)
+        if not touched:
+            continue  # a local attention: nothing crosses the network
+        for all_to_all in touched:
+            orphans.pop(all_to_all.start, None)
+        found = match_site(core, around, exchanges, index=len(sites))
+        if isinstance(found, UlyssesSite):
+            sites.append(found)
+        else:
+            declined.append(found)
+    explained = {start: explain_orphan(item, exchanges) for start, item in orphans.items()}
+    declined += [reason for reason in explained.values() if reason is not None]
+    unrelated = tuple(start for start, reason in explained.items() if reason is None)
+    return Recognition(with_independent_work(graph, sites), tuple(declined), unrelated)
