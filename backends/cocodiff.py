@@ -120,7 +120,9 @@ def _say_what_was_found(report: PipelineReport, config: CompileConfig, number: i
 def _no_site_message() -> str:
     message = "a graph holds no Ulysses attention, Inductor compiles it unchanged"
     if not torch.distributed.is_initialized():
-        return f"{message}: no process group is initialised, call torch.distributed.init_process_group"
+        return (
+            f"{message}: no process group is initialised, call torch.distributed.init_process_group"
+        )
     return (
         f"{message}; turn Ulysses on before compiling, for example with "
         "cocodiff_compile.parallel.parallelize(model)"

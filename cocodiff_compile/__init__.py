@@ -1,8 +1,8 @@
 """A torch.compile backend for Ulysses-parallel diffusion transformers.
 
-    torch.compile(model, backend="cocodiff", options={...})
-    cocodiff_compile.explain(model, *args)            what the backend finds and does
-    cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transformer
+torch.compile(model, backend="cocodiff", options={...})
+cocodiff_compile.explain(model, *args)            what the backend finds and does
+cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transformer
 """
 
 from cocodiff_compile.config import CompileConfig

@@ -115,7 +115,9 @@ def size_bytes(node: Node) -> Size:
 def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
     """Inserts a call at the graph's insertion point, with its value and the provenance of `like`."""
     node = graph.call_function(target, args, kwargs)
-    node.meta = {key: like.meta[key] for key in ("nn_module_stack", "stack_trace") if key in like.meta}
+    node.meta = {
+        key: like.meta[key] for key in ("nn_module_stack", "stack_trace") if key in like.meta
+    }
     fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
     mode = value_of(like).fake_mode  # type: ignore[attr-defined]
     with mode:
@@ -196,7 +198,9 @@ def is_number(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    )
 
 
 @dataclass(frozen=True)
@@ -247,7 +251,8 @@ def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
         return dim, arguments["index"], 1
     if node.target is aten.slice.Tensor:
         start = arguments["start"] or 0
-        return (dim, start, shape_of(node)[dim]) if isinstance(start, int) else None
+        known = isinstance(start, int) and arguments["step"] == 1
+        return (dim, start, shape_of(node)[dim]) if known else None
     if getitem is None:
         return None
     index: int = getitem.args[1]  # type: ignore[assignment]
@@ -298,9 +303,9 @@ def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:
         raise LayoutUnknown(f"{slicing.target} ({slicing.name}) returns a tuple")
     part = slice_of(slicing, getitem)
     if part is None:
-        raise LayoutUnknown(f"{slicing.target} ({slicing.name}) starts at an unknown place")
-    dim, _, length = part
-    narrowed = layout.narrow(dims, dim, length)
+        raise LayoutUnknown(f"{slicing.target} ({slicing.name}) takes no consecutive part")
+    dim, start, length = part
+    narrowed = layout.narrow(dims, dim, start, length)
     drops_dim = slicing.target in (aten.select.int, aten.unbind.int)
     return (*narrowed[:dim], *narrowed[dim + 1 :]) if drops_dim else narrowed
 

@@ -108,4 +108,3 @@ def _decomposed_core(second: Node) -> AttentionCore | None:
         mask=None,
         is_causal=False,
     )
-

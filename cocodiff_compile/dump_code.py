@@ -77,7 +77,9 @@ def runnable_code(module: GraphModule, title: str, rank: int) -> str:
         title=title,
         groups=groups,
         code=f"class {CLASS_NAME}(torch.nn.Module):\n{rest}",
-        inputs="".join(f"        {_input(node)},\n" for node in module.graph.find_nodes(op="placeholder")),
+        inputs="".join(
+            f"        {_input(node)},\n" for node in module.graph.find_nodes(op="placeholder")
+        ),
         rank=rank,
         world_size=max([rank, *members]) + 1,
         class_name=CLASS_NAME,

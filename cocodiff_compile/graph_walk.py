@@ -80,9 +80,7 @@ def between(first: Node, last: Node) -> list[Node]:
     return [node for node in cone if node in fed and node is not first]
 
 
-def _walk(
-    begin: list[Node], step: Callable[[Node], Iterable[Node]]
-) -> dict[Node, Node | None]:
+def _walk(begin: list[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, Node | None]:
     """Every node met, barriers included, with the node it was met from."""
     came_from: dict[Node, Node | None] = dict.fromkeys(begin)
     queue = deque(begin)
@@ -107,7 +105,7 @@ def _way_from(node: Node, came_from: dict[Node, Node | None]) -> list[Node]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A slice taken on the way, in units of the root tensor's dim: [start, start + length)."""
+    """A slice taken of a whole root dim on the way, in that dim's units: [start, start + length)."""
 
     root_dim: int
     start: Size
@@ -154,4 +152,7 @@ def _cut(dims: Dims, before: Node, node: Node) -> list[Cut]:
     if len(dims[dim]) != 1 or layout.same(layout.product(dims[dim]), length):
         return []
     factor = dims[dim][0]
-    return [Cut(factor.source, start * factor.stride, length * factor.stride)]
+    if not layout.is_outermost(dims, factor):
+        return []  # a part of every head, say, not a part of the root's columns
+    begin = factor.start + start * factor.stride
+    return [Cut(factor.source, begin, length * factor.stride)]

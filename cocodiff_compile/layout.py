@@ -35,11 +35,12 @@ class LayoutUnknown(Exception):
 
 @dataclass(frozen=True)
 class Factor:
-    """A part of one dim of the root tensor: `size` elements, `stride` apart."""
+    """A part of one dim of the root tensor: `size` elements from `start` on, `stride` apart."""
 
     source: int
     size: Size
     stride: Size = 1
+    start: Size = 0
 
 
 Dims: TypeAlias = "tuple[tuple[Factor, ...], ...]"
@@ -99,22 +100,29 @@ def split_factor(factor: Factor, outer_size: Size) -> tuple[Factor, Factor]:
     """Cuts a factor into `outer_size` blocks: (which block, which element of it)."""
     inner_size = factor.size // outer_size
     outer = replace(factor, size=outer_size, stride=factor.stride * inner_size)
-    return outer, replace(factor, size=inner_size)
+    return outer, replace(factor, size=inner_size, start=0)
 
 
 def permute(dims: Dims, order: Sequence[int]) -> Dims:
     return tuple(dims[dim] for dim in order)
 
 
-def narrow(dims: Dims, dim: int, size: Size) -> Dims:
+def narrow(dims: Dims, dim: int, start: Size, size: Size) -> Dims:
     """`size` consecutive elements of one dim; only a dim of one factor stays traceable."""
     factors = dims[dim]
     if same(product(factors), size):
         return dims
     if len(factors) != 1:
         raise LayoutUnknown(f"a slice of dim {dim} cuts across {factors}")
-    kept = () if same(size, 1) else (replace(factors[0], size=size),)
-    return (*dims[:dim], kept, *dims[dim + 1 :])
+    factor = factors[0]
+    kept = replace(factor, size=size, start=factor.start + start * factor.stride)
+    return (*dims[:dim], () if same(size, 1) else (kept,), *dims[dim + 1 :])
+
+
+def is_outermost(dims: Dims, factor: Factor) -> bool:
+    """Whether no other part of the same root dim has a larger stride."""
+    others = (other for factors in dims for other in factors if other.source == factor.source)
+    return all(divides(other.stride, factor.stride) for other in others)
 
 
 def expand(dims: Dims, shape: Sequence[Size]) -> Dims:

@@ -60,7 +60,7 @@ def _projection(reached: Reached, part: Cut | None) -> Projection:
     cuts = [cut for cut in trace_root(reached.path).cuts if cut.root_dim == last]
     if not cuts and part is not None and part.root_dim == last and len(reached.path) == 1:
         cuts = [part]
-    columns = (cuts[0].start, cuts[0].start + cuts[0].length) if cuts else None
+    columns = (cuts[-1].start, cuts[-1].start + cuts[-1].length) if cuts else None
     return Projection(reached.barrier, math.prod(shape[:-1]), shape[-1], columns)
 
 

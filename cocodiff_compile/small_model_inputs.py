@@ -168,8 +168,7 @@ def hunyuan_inputs(make: InputMaker) -> Inputs:
 
 
 def z_image_inputs(make: InputMaker) -> Inputs:
-    # The model pads each part to 32 tokens; of a multiple of 96, 32 and all degrees to 12 but
-    # those of 5, 7, 9, 10 and 11 are divisors.
+    # The model pads each part to a multiple of 32; one of 96 also divides by 3, 6 and 12.
     image_tokens, text_tokens = (-(-n // 96) * 96 for n in (make.image_tokens, make.text_tokens))
     x, captions = [], []
     for index in range(make.batch):

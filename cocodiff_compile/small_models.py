@@ -80,8 +80,8 @@ class SmallModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = getattr(diffusers, self.class_name)(**self.config(size))
-        # Not diffusers' own `to`, which warns of every cast.
-        return nn.Module.to(model, dtype).eval()
+        _cast_parameters(model, dtype)
+        return model.eval()
 
     def inputs(
         self,
@@ -133,6 +133,14 @@ class SmallModel:
         """The prediction in what `forward` returned, of the shape of the latents."""
         value: Any = output[0]
         return torch.stack(value) if self.latents_are_a_list else value
+
+
+def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Buffers (RoPE tables) keep their precision; `Module.to` also fails on fake tensors."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.dtype != dtype:
+                setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
 
 
 def _flux_config(size: ModelSize) -> dict[str, Any]:

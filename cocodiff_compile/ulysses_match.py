@@ -5,7 +5,6 @@ Guards come first and raise `Refused`; the record is built last, from values tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -76,9 +75,7 @@ class Surroundings:
             role: [way for way in walk_back(operand.node) if way.barrier in exchanges.by_wait]
             for role, operand in operands.items()
         }
-        ways_out = [
-            way for way in walk_forward(core.output) if way.barrier in exchanges.by_start
-        ]
+        ways_out = [way for way in walk_forward(core.output) if way.barrier in exchanges.by_start]
         return cls(ways_in, ways_out)
 
     def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
@@ -110,7 +107,7 @@ def _site(
     o = _leg_out(core, around.ways_out[0], exchanges, ranks, q)
     for leg in (q, k, v):
         _refuse_other_readers(leg, core)
-    nodes = [item.node for leg in (v, q, k, o) for item in leg.projections]
+    nodes = [item.node for leg in (q, k, v) for item in leg.projections]
     return UlyssesSite(
         index=index,
         module_path=module_path_of(nodes or core.nodes),
@@ -175,9 +172,7 @@ def _common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
             )
     ranks = group_ranks(first.group)
     if ranks is None:
-        raise Refused(
-            first.start, f"process group {first.group!r} is not known to this process"
-        )
+        raise Refused(first.start, f"process group {first.group!r} is not known to this process")
     if len(ranks) != first.num_ranks:
         raise Refused(
             first.start,
@@ -205,7 +200,7 @@ def _leg_in(
         exchange=_record(
             all_to_all, "in", source, unpacked.node, ranks, (scattered.source, gather_dim)
         ),
-        projections=projections_before(source, unpacked.cuts[0] if unpacked.cuts else None, batch),
+        projections=projections_before(source, unpacked.cuts[-1] if unpacked.cuts else None, batch),
         num_heads=heads_per_rank * len(ranks),
         head_size=shape_of(operand.node)[operand.size_dim],
         tokens_per_rank=layout.product(unpacked.dims[gather_dim][1:]),
@@ -315,9 +310,7 @@ def _refuse_odd_way_in(
         )
 
 
-def _refuse_round_robin(
-    all_to_all: AllToAll, dims: Dims, scattered: Factor, what: str
-) -> None:
+def _refuse_round_robin(all_to_all: AllToAll, dims: Dims, scattered: Factor, what: str) -> None:
     for factor in (factor for dim in dims for factor in dim):
         if factor.source == scattered.source and _larger(factor.stride, scattered.stride):
             raise Refused(

@@ -1,0 +1,68 @@
+"""The `cocodiff` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cocodiff_compile import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses and runs one command; the exit status."""
+    parsed = _parser().parse_args(arguments)
+    status: int = parsed.run(parsed)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cocodiff",
+        description="A torch.compile backend for Ulysses-parallel diffusion transformers.",
+    )
+    parser.add_argument("--version", action="version", version=f"cocodiff {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_demo(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from cocodiff_compile.small_models import SMALL_MODELS  # noqa: PLC0415
+
+    demo = commands.add_parser(
+        "demo",
+        help="denoise with a small model on 4 local gloo ranks and compare with one process",
+    )
+    demo.add_argument("--model", choices=sorted(SMALL_MODELS), default="flux")
+    demo.add_argument("--steps", type=_positive, default=4, help="denoising steps (default: 4)")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the table to FILE as JSON")
+    demo.add_argument(
+        "--debug-dir", type=Path, metavar="DIR", help="write every rank's graphs below DIR"
+    )
+    demo.set_defaults(run=_run_demo)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return value
+
+
+def _run_demo(parsed: argparse.Namespace) -> int:
+    try:
+        import diffusers  # noqa: F401, PLC0415
+    except ImportError:
+        print("cocodiff demo needs diffusers: pip install 'cocodiff-compile[diffusers]'")
+        return 2
+    from cocodiff_compile.demo import DemoSettings, run_demo  # noqa: PLC0415
+
+    debug_dir = str(parsed.debug_dir) if parsed.debug_dir else None
+    settings = DemoSettings(model=parsed.model, steps=parsed.steps, debug_dir=debug_dir)
+    return run_demo(settings, parsed.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

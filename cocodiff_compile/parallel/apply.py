@@ -1,0 +1,74 @@
+"""Turn on Ulysses for a diffusers transformer: all checks first, then all changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import ContextParallelConfig
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from cocodiff_compile.parallel.check_model import check_attentions, check_model
+from cocodiff_compile.parallel.make_mesh import make_mesh, resolve_degree
+from cocodiff_compile.parallel.mask_order import order_masks
+from cocodiff_compile.parallel.plans import ModelPlan, plan_for
+from cocodiff_compile.parallel.processors import replace_processors
+from cocodiff_compile.parallel.split_tokens import check_shards, split_tokens
+
+
+def apply_ulysses(
+    model: nn.Module,
+    ulysses_degree: int | None,
+    mesh: DeviceMesh | None,
+    plan: Mapping[str, Any] | None,
+) -> None:
+    """What `parallelize` promises."""
+    check_model(model)
+    degree = resolve_degree(ulysses_degree, mesh)
+    model_plan = plan_for(model, plan)
+    check_shards(model, model_plan.shards)
+    check_attentions(model, model_plan, degree)
+    _apply(model, model_plan, mesh or make_mesh(model, degree), degree)
+
+
+def _apply(model: nn.Module, plan: ModelPlan, mesh: DeviceMesh, degree: int) -> None:
+    if plan.prepare is not None:
+        plan.prepare(model)
+    replace_processors(model, plan)
+    config = ContextParallelConfig(ulysses_degree=degree, mesh=mesh)
+    with _at_least_one_device():
+        # An empty plan: diffusers sets up groups and processors, the hooks are ours.
+        model.enable_parallelism(config=config, cp_plan={})  # type: ignore[operator]
+    _exempt_whole_sequences(model, plan)
+    # A hook added later runs further out: masks are ordered after the tokens are split.
+    order_masks(model, plan.masks, degree)
+    split_tokens(model, plan.shards, config)
+
+
+@contextmanager
+def _at_least_one_device() -> Iterator[None]:
+    """diffusers divides by the number of accelerators, which is 0 on a CPU-only machine."""
+    device_count = torch.accelerator.device_count
+    if device_count() > 0:
+        yield
+        return
+    torch.accelerator.device_count = lambda: 1
+    try:
+        yield
+    finally:
+        torch.accelerator.device_count = device_count
+
+
+def _exempt_whole_sequences(model: nn.Module, plan: ModelPlan) -> None:
+    for name, module in model.named_modules():
+        if not plan.is_whole(name) or not hasattr(module, "processor"):
+            continue
+        if hasattr(module.processor, "_parallel_config"):
+            # A copy: one processor object may serve sharded modules too.
+            processor: Any = copy.copy(module.processor)
+            processor._parallel_config = None
+            module.processor = processor

@@ -1,0 +1,87 @@
+"""Refuse a model that Ulysses would compute wrongly, before anything is changed.
+
+diffusers itself shards the tokens of any model it is given a plan for; an attention that does not
+know about it then sees its own shard only, and nothing is raised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import ModelMixin
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from torch import nn
+
+from cocodiff_compile.parallel.plans import ModelPlan
+from cocodiff_compile.parallel.processors import REPLACED
+
+
+def check_model(model: nn.Module) -> None:
+    """ValueError unless `model` is a diffusers model that can be parallelised at all."""
+    name = type(model).__name__
+    if not isinstance(model, ModelMixin):
+        raise ValueError(
+            f"{name} is not a diffusers model: pass the transformer itself (not a pipeline), "
+            "before it is wrapped by torch.compile, FSDP or DDP."
+        )
+    if getattr(model, "_parallel_config", None) is not None:
+        raise ValueError(f"This {name} is parallelised already: call parallelize() once per model.")
+    if getattr(getattr(model, "config", None), "image_condition_type", None) == "token_replace":
+        raise ValueError(
+            f"{name} with image_condition_type='token_replace' picks out the first frame's tokens "
+            "by position, which a shard does not have: use a model with 'latent_concat' or without "
+            "image conditioning, or run it on one rank."
+        )
+
+
+def check_attentions(model: nn.Module, plan: ModelPlan, degree: int) -> None:
+    """ValueError for the first attention of the sharded part that cannot exchange heads."""
+    for name, module in model.named_modules():
+        processor = getattr(module, "processor", None)
+        if processor is None or plan.is_whole(name):
+            continue
+        _check_processor(name, processor)
+        _check_heads(name, module, degree)
+        _check_backend(name, module, processor)
+
+
+def _check_processor(name: str, processor: Any) -> None:
+    kind = type(processor).__name__
+    if "Fused" in kind and not hasattr(processor, "_parallel_config"):
+        raise ValueError(
+            f"The attention {name!r} has fused QKV projections ({kind}), which know nothing of "
+            "Ulysses: call model.unfuse_qkv_projections() first."
+        )
+    if type(processor) not in REPLACED and not hasattr(processor, "_parallel_config"):
+        raise ValueError(
+            f"The attention {name!r} uses {kind}, which knows nothing of Ulysses and would attend "
+            "to its own shard only: give it a processor that calls dispatch_attention_fn(..., "
+            "parallel_config=self._parallel_config), or, if it runs on whole sequences, pass a "
+            f"plan with {{{name!r}: None}}."
+        )
+
+
+def _check_heads(name: str, module: nn.Module, degree: int) -> None:
+    heads = getattr(module, "heads", None)
+    if isinstance(heads, int) and heads % degree:
+        raise ValueError(
+            f"The attention {name!r} has {heads} heads, which do not divide by the Ulysses degree "
+            f"{degree}: choose a degree that divides {heads}."
+        )
+
+
+def _check_backend(name: str, module: nn.Module, processor: Any) -> None:
+    asked = getattr(processor, "_attention_backend", None)
+    backend = (
+        _AttentionBackendRegistry.get_active_backend()[0]
+        if asked is None
+        else AttentionBackendName(asked)
+    )
+    on_cpu = next(module.parameters()).device.type == "cpu"
+    usable = ["native"] if on_cpu else sorted(_AttentionBackendRegistry._supports_context_parallel)
+    if backend.value not in usable:
+        raise ValueError(
+            f"The attention {name!r} uses the diffusers attention backend {backend.value!r}, which "
+            f"cannot run Ulysses{' on CPU' if on_cpu else ''}: call model.set_attention_backend() "
+            f"with one of {usable} first."
+        )

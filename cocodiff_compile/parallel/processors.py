@@ -1,0 +1,123 @@
+"""Attention processors that exchange heads, for classes whose own do not, or do it wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.attention_processor import JointAttnProcessor2_0
+from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor, apply_rotary_emb
+from torch import nn
+
+if TYPE_CHECKING:
+    from cocodiff_compile.parallel.plans import ModelPlan
+
+
+class _UlyssesProcessor:
+    # diffusers looks for these two names, and sets them.
+    _attention_backend: Any = None
+    _parallel_config: Any = None
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[batch, tokens, heads, head size] in, [batch, tokens, channels] out."""
+        out: torch.Tensor = dispatch_attention_fn(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            backend=self._attention_backend,
+            parallel_config=self._parallel_config,
+        )
+        return out.flatten(2, 3).to(query.dtype)
+
+
+class UlyssesJointAttnProcessor(_UlyssesProcessor):
+    """SD3's JointAttnProcessor2_0, which calls SDPA itself, with heads exchanged."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if attention_mask is not None:
+            # The stock processor drops it in silence.
+            raise ValueError("SD3's joint attention takes no attention_mask: leave it out.")
+        num_image = hidden_states.shape[1]
+        legs = self._image_legs(attn, hidden_states)
+        if encoder_hidden_states is not None:
+            text = self._text_legs(attn, encoder_hidden_states)
+            legs = tuple(torch.cat(pair, dim=1) for pair in zip(legs, text, strict=True))
+        joint = self._attend(*legs)
+        image: torch.Tensor = attn.to_out[1](attn.to_out[0](joint[:, :num_image]))
+        if encoder_hidden_states is None:
+            return image
+        text_out = joint[:, num_image:]
+        return image, text_out if attn.context_pre_only else attn.to_add_out(text_out)
+
+    def _image_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        projections = (attn.to_q, attn.to_k, attn.to_v)
+        return _legs(attn, x, projections, (attn.norm_q, attn.norm_k, None))
+
+    def _text_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        projections = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
+        return _legs(attn, x, projections, (attn.norm_added_q, attn.norm_added_k, None))
+
+
+def _legs(attn: Any, x: torch.Tensor, projections: Any, norms: Any) -> tuple[torch.Tensor, ...]:
+    legs = (projection(x).unflatten(2, (attn.heads, -1)) for projection in projections)
+    return tuple(leg if norm is None else norm(leg) for leg, norm in zip(legs, norms, strict=True))
+
+
+class UlyssesLTXAttnProcessor(_UlyssesProcessor):
+    """LTXVideoAttnProcessor, but a mask keeps one head and its whole length.
+
+    The stock one repeats the mask for all heads, while a rank holds only its share of them.
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        query = attn.norm_q(attn.to_q(hidden_states))
+        key = attn.norm_k(attn.to_k(context))
+        value = attn.to_v(context)
+        if image_rotary_emb is not None:
+            query = apply_rotary_emb(query, image_rotary_emb)
+            key = apply_rotary_emb(key, image_rotary_emb)
+        query, key, value = (leg.unflatten(2, (attn.heads, -1)) for leg in (query, key, value))
+        mask = None if attention_mask is None else attention_mask.unsqueeze(1)
+        out = self._attend(query, key, value, mask)
+        projected: torch.Tensor = attn.to_out[1](attn.to_out[0](out))
+        return projected
+
+
+# By exact type: what a subclass changes is unknown here.
+REPLACED: Mapping[type, type[_UlyssesProcessor]] = {
+    JointAttnProcessor2_0: UlyssesJointAttnProcessor,
+    LTXVideoAttnProcessor: UlyssesLTXAttnProcessor,
+}
+
+
+def replace_processors(model: nn.Module, plan: ModelPlan) -> None:
+    """Give every attention of the sharded part whose stock processor we replace one of ours."""
+    for name, module in model.named_modules():
+        stock: Any = getattr(module, "processor", None)
+        if type(stock) in REPLACED and not plan.is_whole(name):
+            ours: Any = REPLACED[type(stock)]()
+            ours._attention_backend = getattr(stock, "_attention_backend", None)
+            module.processor = ours

@@ -1,0 +1,69 @@
+"""run_local_ranks: results by rank, and no hang whatever a rank does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from torch import distributed as dist
+
+from cocodiff_compile.local_ranks import RankFailedError, run_local_ranks, tell_parent
+
+pytestmark = pytest.mark.gloo
+
+
+def _place(rank: int, num_ranks: int, word: str) -> dict[str, Any]:
+    tell_parent(f"{word} {rank}")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    return {"ranks": dist.get_world_size(), **{name: os.environ[name] for name in names}}
+
+
+def test_ranks_know_their_emulated_node() -> None:
+    said: list[tuple[int, str]] = []
+    results = run_local_ranks(
+        _place,
+        4,
+        "here is",
+        timeout_s=120,
+        ranks_per_node=2,
+        on_message=lambda rank, text: said.append((rank, text)),
+    )
+    assert [result["GROUP_RANK"] for result in results] == ["0", "0", "1", "1"]
+    assert [result["LOCAL_RANK"] for result in results] == ["0", "1", "0", "1"]
+    assert all(result["ranks"] == 4 and result["WORLD_SIZE"] == "4" for result in results)
+    assert sorted(said) == [(rank, f"here is {rank}") for rank in range(4)]
+
+
+def _fail_on_rank_1(rank: int, _num_ranks: int) -> int:
+    if rank == 1:
+        raise ValueError("as asked")
+    dist.barrier()
+    return rank
+
+
+def test_a_rank_that_raises_ends_all_with_its_traceback() -> None:
+    with pytest.raises(RankFailedError, match=r"rank 1 failed:(.|\n)*ValueError: as asked"):
+        run_local_ranks(_fail_on_rank_1, 2, timeout_s=60)
+
+
+def _die_on_rank_1(rank: int, _num_ranks: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def test_a_rank_that_dies_ends_all() -> None:
+    with pytest.raises(RankFailedError, match="rank 1 died with exit code -9"):
+        run_local_ranks(_die_on_rank_1, 2, timeout_s=60)
+
+
+def _sleep(_rank: int, _num_ranks: int) -> None:
+    time.sleep(600)
+
+
+def test_ranks_that_do_not_finish_are_ended() -> None:
+    with pytest.raises(RankFailedError, match=r"ranks \[0, 1\] did not finish in time"):
+        run_local_ranks(_sleep, 2, timeout_s=8)
