@@ -35,7 +35,7 @@ FUSED_ATTENTION = frozenset(
         torch.ops.higher_order.flex_attention,
     }
 )
-"""Attention as one op: query, key, value [B, H, N, D] in, [B, H, N, D] out (alone or first of a tuple)."""
+"""Attention as one op: query, key, value [B, H, N, D] in, [B, H, N, D] out, alone or as first."""
 
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
 PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
@@ -113,7 +113,7 @@ def size_bytes(node: Node) -> Size:
 
 
 def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
-    """Inserts a call at the graph's insertion point, with its value and the provenance of `like`."""
+    """Inserts a call where the graph inserts, with its value and the provenance of `like`."""
     node = graph.call_function(target, args, kwargs)
     node.meta = {
         key: like.meta[key] for key in ("nn_module_stack", "stack_trace") if key in like.meta

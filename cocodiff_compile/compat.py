@@ -11,12 +11,14 @@ from typing import Any, cast
 import torch
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._logging import trace_structured
+from torch._logging import trace_structured  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    _resolve_process_group,
+)
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
 
 __all__ = [

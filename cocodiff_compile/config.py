@@ -52,7 +52,7 @@ class CompileConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:
-        """Checks `options` and `COCODIFF_DEBUG_DIR` / `COCODIFF_DISABLE`; an option wins over its variable."""
+        """Checks `options` and the environment; an option wins over its variable."""
         given = dict(options or {})
         _refuse_unknown(given)
         values = {**_environment_options(), **given}

@@ -100,7 +100,7 @@ def _compiled_rank(_rank: int, _num_ranks: int, settings: DemoSettings) -> dict[
     model = small.build(heads=settings.heads, head_size=settings.head_size)
     expected = small.num_ulysses_attentions(model)
     parallelize(model)
-    options = {"debug_dir": settings.debug_dir} if settings.debug_dir else None
+    options: dict[str, Any] = {"debug_dir": settings.debug_dir}
     compiled = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
     with cocodiff_compile.collect_reports() as reports:
         denoised = _denoise(settings, model, compiled, tell_parent)

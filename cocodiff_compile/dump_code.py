@@ -70,7 +70,7 @@ CLASS_NAME = "CapturedGraph"
 def runnable_code(module: GraphModule, title: str, rank: int) -> str:
     """The text of the file."""
     code = module.print_readable(print_output=False)
-    first_line, rest = code.split("\n", 1)
+    _, rest = code.split("\n", 1)
     groups = _groups(module.graph)
     members = [member for ranks in groups.values() for member in ranks]
     return _TEMPLATE.format(

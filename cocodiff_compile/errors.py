@@ -10,7 +10,7 @@ from cocodiff_compile.compat import ShortenTraceback
 
 
 class UserError(ShortenTraceback, ValueError):
-    """Something the user can fix; the message says how. Reaches the caller of torch.compile as is."""
+    """Something the user can fix; the message says how. Reaches torch.compile's caller as is."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)

@@ -21,7 +21,7 @@ from cocodiff_compile.reports import GraphReport, collect_reports
 
 @dataclass(frozen=True)
 class Explanation:
-    """All graphs of one call of a model; `print` it, or take `.sites`, `.declined`, `.to_json()`."""
+    """All graphs of one call: `print` it, or take `.sites`, `.declined`, `.to_json()`."""
 
     graphs: tuple[GraphReport, ...]
 

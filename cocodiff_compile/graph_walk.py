@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch.fx import Node
 
@@ -105,7 +106,7 @@ def _way_from(node: Node, came_from: dict[Node, Node | None]) -> list[Node]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A slice taken of a whole root dim on the way, in that dim's units: [start, start + length)."""
+    """A slice taken of a root dim on the way, in that dim's units: [start, start + length)."""
 
     root_dim: int
     start: Size
@@ -125,7 +126,7 @@ class Traced:
 def trace(dims: Dims, path: tuple[Node, ...]) -> Traced:
     """Follows a layout from `path[0]`, whose layout is `dims`, as far along `path` as it goes."""
     cuts: list[Cut] = []
-    for before, node in zip(path, path[1:], strict=False):
+    for before, node in pairwise(path):
         try:
             stepped = step_layout(dims, before, node)
         except LayoutUnknown as unknown:

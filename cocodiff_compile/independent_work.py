@@ -1,8 +1,8 @@
 """What a Ulysses attention's exchanges could hide behind: work of the same stretch of graph that
 neither feeds the attention nor needs its result.
 
-The stretch of a site begins after the way out of the site before and ends at the first way in of the
-site after, so that all stretches together are at most twice the graph.
+The stretch of a site begins after the way out of the site before and ends at the first way in of
+the site after, so that all stretches together are at most twice the graph.
 """
 
 from __future__ import annotations

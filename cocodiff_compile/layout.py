@@ -1,9 +1,9 @@
 """Where every element of a tensor comes from, followed through views, permutes and copies.
 
-A tensor is a list of dims, a dim a list of factors, outermost first. A `Factor` remembers the dim of
-the root tensor it was cut from and its stride (in elements of that dim), so that after any chain of
-reshapes and permutes one can still say "this is the outer part of the root's dim 2". Sizes may be
-symbolic; every comparison must be provable, an unprovable one raises `LayoutUnknown`.
+A tensor is a list of dims, a dim a list of factors, outermost first. A `Factor` remembers the dim
+of the root tensor it was cut from and its stride (in elements of that dim), so that after any chain
+of reshapes and permutes one can still say "this is the outer part of the root's dim 2". Sizes may
+be symbolic; every comparison must be provable, an unprovable one raises `LayoutUnknown`.
 
     root [B, S, H, D]             ((B) (S) (H) (D))
     reshape [B, S, P, h, D]       ((B) (S) (P of H, stride h) (h of H, stride 1) (D))
@@ -53,7 +53,9 @@ def same(left: Size, right: Size) -> bool:
 
 def divides(part: Size, whole: Size) -> bool:
     """Whether `part` provably divides `whole`."""
-    return not same(part, 0) and bool(statically_known_true(whole % part == 0))
+    if same(part, 0):
+        return False
+    return bool(statically_known_true(whole % part == 0))  # type: ignore[operator]
 
 
 def product(factors: Sequence[Factor]) -> Size:

@@ -1,8 +1,8 @@
 """Passes run in order, each leaving a graph that keeps the rules; observers watch.
 
-The rules, checked before the first pass and after each one: the graph lints, every call stands for a
-known value, every collective is waited for. A graph that comes in broken is not ours to touch; a pass
-that breaks one is an `InvariantError` that names pass and node.
+The rules, checked before the first pass and after each one: the graph lints, every call stands for
+a known value, every collective is waited for. A graph that comes in broken is not ours to touch; a
+pass that breaks one is an `InvariantError` that names pass and node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.aten import WAIT, is_collective
 from cocodiff_compile.errors import InvariantError
@@ -32,7 +32,7 @@ class PassResult:
 
 
 class GraphPass(Protocol):
-    """A value: its fields are its options, it keeps nothing between graphs, touches only the graph."""
+    """A value: its fields are its options, it keeps no state, it touches nothing but the graph."""
 
     @property
     def name(self) -> str: ...
@@ -125,6 +125,7 @@ def broken_rule(graph: Graph) -> str:
     return ""
 
 
-def _readers(node: object) -> list[object]:
-    readers = list(node.users)  # type: ignore[attr-defined]
+def _readers(node: Node) -> list[Node]:
+    """Those of the result, and those of its parts where a collective returns several tensors."""
+    readers = list(node.users)
     return readers + [after for reader in readers for after in reader.users]

@@ -1,4 +1,4 @@
-"""The GEMMs before a way in and after a way out, and which columns of a fused one belong to a leg."""
+"""The GEMMs before a way in and after a way out; which columns of a fused one belong to a leg."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def _projection(reached: Reached, part: Cut | None) -> Projection:
 
 
 def _without_modulation(found: tuple[Projection, ...], batch: Size) -> tuple[Projection, ...]:
-    """Drops GEMMs with one row per sample beside others with many: they scale, they don't project."""
+    """Drops GEMMs with one row per sample beside others with many: they scale, not project."""
     tokens = tuple(item for item in found if not same(item.rows, batch))
     return tokens or found

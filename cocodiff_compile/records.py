@@ -19,8 +19,8 @@ class Exchange:
     """One all-to-all of a Ulysses attention.
 
     Way in (q, k, v): scatters heads, gathers tokens. Way out (o): scatters tokens, gathers heads.
-    `scatter_dim` is a dim of `source`, the tensor before the model's own packing; `gather_dim` a dim
-    of `result`, the tensor after its unpacking.
+    `scatter_dim` is a dim of `source`, the tensor before the model's own packing; `gather_dim` a
+    dim of `result`, the tensor after its unpacking.
     """
 
     start: Node
@@ -47,7 +47,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Projection:
-    """A GEMM whose output feeds a leg; `columns` is the part taken of a GEMM that serves several."""
+    """A GEMM whose output feeds a leg; `columns` is the leg's part of one that serves several."""
 
     node: Node
     rows: Size
@@ -118,7 +118,7 @@ class UlyssesSite:
 
 @dataclass(frozen=True)
 class Declined:
-    """Something seen, understood to be Ulysses, and left alone; `reason` is a sentence with values."""
+    """Something that looks like Ulysses and is left alone; `reason` is a sentence with values."""
 
     node: Node
     reason: str

@@ -278,8 +278,8 @@ def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
     if dim is None or dims[dim][0].source != RANK:
         raise Refused(
             all_to_all.wait,
-            f"received {what} are interleaved over the ranks: the sending rank is not the outermost "
-            f"part of a dim in {_describe(dims)}",
+            f"received {what} are interleaved over the ranks: the sending rank is not the "
+            f"outermost part of a dim in {_describe(dims)}",
         )
     return dim
 
@@ -373,7 +373,7 @@ def _describe(dims: Dims) -> str:
 
 
 def explain_orphan(all_to_all: AllToAll, exchanges: Exchanges) -> Declined | None:
-    """Why an exchange that touches no attention looks like Ulysses all the same, None if it does not."""
+    """Why an exchange that touches no attention looks like Ulysses all the same, if it does."""
     for way in walk_forward(all_to_all.wait):
         if way.barrier.op == "output":
             return Declined(

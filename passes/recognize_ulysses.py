@@ -15,9 +15,9 @@ Declines  an attention that has some of its exchanges but is not Ulysses as draw
     way in   [B, S, H, D] -> [B, N, h, D]   scatters heads,  gathers tokens
     way out  [B, N, h, D] -> [B, S, H, D]   scatters tokens, gathers heads
 
-Roles come from the data flow: which operand of the attention an exchange feeds. Q, K and V may share
-one exchange. Pack and unpack may be any chain of views, copies and slices; layouts are followed
-element by element (`layout.py`), so that no idiom is matched by its spelling.
+Roles come from the data flow: which operand of the attention an exchange feeds. Q, K and V may
+share one exchange. Pack and unpack may be any chain of views, copies and slices; layouts are
+followed element by element (`layout.py`), so that no idiom is matched by its spelling.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from cocodiff_compile.local_ranks import RankFailedError, run_local_ranks, tell_
 pytestmark = pytest.mark.gloo
 
 
-def _place(rank: int, num_ranks: int, word: str) -> dict[str, Any]:
+def _place(rank: int, _num_ranks: int, word: str) -> dict[str, Any]:
     tell_parent(f"{word} {rank}")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     return {"ranks": dist.get_world_size(), **{name: os.environ[name] for name in names}}
