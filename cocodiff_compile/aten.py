@@ -7,7 +7,7 @@ The only file that knows where an op keeps which argument. Everything else asks 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,7 @@ FUSED_ATTENTION = frozenset(
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
 PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
 MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
-SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
-"""Any of them between two batched matmuls makes an attention."""
+SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
 
 SLICING = frozenset(
     {
@@ -182,6 +181,12 @@ def is_collective(node: Node) -> bool:
     )
 
 
+def is_softmax(nodes: Sequence[Node]) -> bool:
+    """Whether the nodes between two matmuls are a softmax, whole or as exponentials over a sum."""
+    targets = {node.target for node in nodes}
+    return bool(targets & SOFTMAX) or {aten.exp.default, aten.sum.dim_IntList} <= targets
+
+
 def is_concatenation(node: Node) -> bool:
     return node.target in (aten.cat.default, aten.stack.default)
 
@@ -228,6 +233,63 @@ def parse_fused_attention(node: Node) -> FusedAttention:
         mask=mask if isinstance(mask, Node) else None,
         is_causal=bool(arguments.get("is_causal", False)),
     )
+
+
+def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:
+    """What is added to, or picks from, the scores of `first` on their way through a softmax."""
+    if first.target is aten.baddbmm.default and bound(first)["beta"] != 0:
+        addend: Node = bound(first)["self"]
+        return addend
+    masking = (aten.add.Tensor, aten.where.self, aten.masked_fill.Scalar)
+    scores = {first, *softmax}
+    for node in softmax:
+        others = [item for item in node.all_input_nodes if item not in scores and is_tensor(item)]
+        wide = [item for item in others if value_of(item).dim() > 0]
+        if node.target in masking and wide:
+            return wide[0]
+    return None
+
+
+def rejoined(node: Node) -> tuple[Node, int] | None:
+    """(tensor, dim) if `node` concatenates all parts of that tensor's dim, in order: a transpose
+    written with lists, `cat(x.unbind(0), 1)` or `stack(x.chunk(4, 2))`.
+    """
+    if not is_concatenation(node):
+        return None
+    parts = [_part(item) for item in bound(node)["tensors"]]
+    if any(part is None for part in parts) or len({part[0] for part in parts if part}) != 1:
+        return None
+    whole, dim = parts[0][0], parts[0][1]  # type: ignore[index]
+    place: Size = 0
+    for _, part_dim, start, length in (part for part in parts if part):
+        if part_dim != dim or not layout.same(start, place):
+            return None
+        place = start + length
+    return (whole, dim) if layout.same(place, shape_of(whole)[dim]) else None
+
+
+def _part(node: Node) -> tuple[Node, int, Size, Size] | None:
+    getitem = node if node.target is operator.getitem else None
+    slicing = node.all_input_nodes[0] if getitem is not None else node
+    if slicing.target not in SLICING or (part := slice_of(slicing, getitem)) is None:
+        return None
+    whole: Node = bound(slicing)["self"]
+    return whole, *part
+
+
+def rejoin_layout(dims: Dims, node: Node) -> Dims:
+    """The layout of a concatenation of all parts of the tensor whose layout is `dims`."""
+    found = rejoined(node)
+    if found is None:
+        raise LayoutUnknown(f"{node.name} does not join all parts of one tensor")
+    dim, parts = found[1], bound(node)["tensors"]
+    outer, inner = layout.cut_front(dims[dim], len(parts))
+    to = bound(node)["dim"] % len(shape_of(node))
+    keeps_dim = len(shape_of(parts[0])) == len(dims)
+    rest = (*dims[:dim], inner, *dims[dim + 1 :]) if keeps_dim else (*dims[:dim], *dims[dim + 1 :])
+    if node.target is aten.stack.default:
+        return (*rest[:to], outer, *rest[to:])
+    return (*rest[:to], outer + rest[to], *rest[to + 1 :])
 
 
 def matmul_operands(node: Node) -> tuple[Node, Node]:

@@ -10,7 +10,8 @@ from torch.fx import Graph, Node
 from cocodiff_compile.aten import (
     BATCHED_MATMUL,
     FUSED_ATTENTION,
-    SOFTMAX,
+    added_mask,
+    is_softmax,
     is_tensor,
     matmul_operands,
     parse_fused_attention,
@@ -93,7 +94,7 @@ def _decomposed_core(second: Node) -> AttentionCore | None:
         return None
     first = scores[0].barrier
     softmax = between(first, weights)
-    if not any(node.target in SOFTMAX for node in softmax):
+    if not is_softmax(softmax):
         return None
     query, key_transposed = matmul_operands(first)
     tokens = len(shape_of(query)) - 2
@@ -105,6 +106,6 @@ def _decomposed_core(second: Node) -> AttentionCore | None:
         v=Operand(value, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
         output=second,
         output_token_dim=tokens,
-        mask=None,
+        mask=added_mask(first, softmax),
         is_causal=False,
     )

@@ -55,8 +55,8 @@ class CompileConfig:
         """Checks `options` and the environment; an option wins over its variable."""
         given = dict(options or {})
         _refuse_unknown(given)
-        values = {**_environment_options(), **given}
-        config = cls(**{key: _CHECKS[key](value) for key, value in values.items()})
+        checked = {key: _CHECKS[key](value) for key, value in given.items()}
+        config = cls(**{**_environment_options(), **checked})
         _say_inactive(given)
         return config
 
@@ -75,11 +75,21 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 
 def _environment_options() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if debug_dir := os.environ.get("COCODIFF_DEBUG_DIR"):
-        found["debug_dir"] = debug_dir
-    if disable := os.environ.get("COCODIFF_DISABLE"):
-        found["disable"] = [name.strip() for name in disable.split(",") if name.strip()]
+    for key, read in _VARIABLES.items():
+        variable = f"COCODIFF_{key.upper()}"
+        if text := os.environ.get(variable):
+            try:
+                found[key] = _CHECKS[key](read(text))
+            except UserError as error:
+                raise UserError(f"environment variable {variable}: {error}") from None
     return found
+
+
+def _read_list(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+_VARIABLES: dict[str, Callable[[str], object]] = {"debug_dir": str, "disable": _read_list}
 
 
 def _say_inactive(given: Mapping[str, Any]) -> None:

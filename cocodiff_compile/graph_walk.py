@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 from torch.fx import Node
 
@@ -20,6 +19,8 @@ from cocodiff_compile.aten import (
     is_collective,
     is_number,
     is_tensor,
+    rejoin_layout,
+    rejoined,
     shape_of,
     slice_of,
     step_layout,
@@ -126,14 +127,27 @@ class Traced:
 def trace(dims: Dims, path: tuple[Node, ...]) -> Traced:
     """Follows a layout from `path[0]`, whose layout is `dims`, as far along `path` as it goes."""
     cuts: list[Cut] = []
-    for before, node in pairwise(path):
+    place = 0
+    while place + 1 < len(path):
+        before, step = path[place], _length_of_step(path[place : place + 4])
+        node = path[place + step]
         try:
-            stepped = step_layout(dims, before, node)
+            stepped = rejoin_layout(dims, node) if step > 1 else step_layout(dims, before, node)
         except LayoutUnknown as unknown:
             return Traced(dims, before, tuple(cuts), str(unknown))
-        cuts += _cut(dims, before, node)
+        cuts += _cut(dims, before, node) if step == 1 else []
         dims = stepped
+        place += step
     return Traced(dims, path[-1], tuple(cuts), "")
+
+
+def _length_of_step(ahead: tuple[Node, ...]) -> int:
+    """Over how many nodes the next step goes: more than one where all parts are joined again."""
+    for place, node in enumerate(ahead[2:], start=2):
+        found = rejoined(node)
+        if found is not None and found[0] is ahead[0]:
+            return place
+    return 1
 
 
 def trace_root(path: tuple[Node, ...]) -> Traced:

@@ -105,6 +105,13 @@ def split_factor(factor: Factor, outer_size: Size) -> tuple[Factor, Factor]:
     return outer, replace(factor, size=inner_size, start=0)
 
 
+def cut_front(factors: tuple[Factor, ...], count: Size) -> tuple[tuple[Factor, ...], ...]:
+    """A dim as (which of `count` equal blocks, which element of the block)."""
+    pending = list(reversed(factors))
+    outer = _take(pending, count)
+    return outer, tuple(reversed(pending))
+
+
 def permute(dims: Dims, order: Sequence[int]) -> Dims:
     return tuple(dims[dim] for dim in order)
 

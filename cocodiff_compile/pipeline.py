@@ -98,10 +98,10 @@ class Pipeline:
         begin = time.perf_counter()
         result = graph_pass.run(module.graph)
         if result.changed:
+            _refuse_broken(graph_pass.name, _lint(module.graph))
             module.graph.eliminate_dead_code()
             module.recompile()
-        if broken := broken_rule(module.graph):
-            raise InvariantError(f"pass {graph_pass.name!r} broke the graph: {broken}")
+        _refuse_broken(graph_pass.name, broken_rule(module.graph))
         record = PassRecord(graph_pass.name, result, time.perf_counter() - begin)
         log.debug("%s took %.3f s", record.name, record.seconds)
         for observer in self.observers:
@@ -109,12 +109,23 @@ class Pipeline:
         return record
 
 
-def broken_rule(graph: Graph) -> str:
-    """The first rule that does not hold, in words; empty if all hold."""
+def _refuse_broken(pass_name: str, broken: str) -> None:
+    if broken:
+        raise InvariantError(f"pass {pass_name!r} broke the graph: {broken}")
+
+
+def _lint(graph: Graph) -> str:
     try:
         graph.lint()
     except RuntimeError as error:
         return f"lint: {error}"
+    return ""
+
+
+def broken_rule(graph: Graph) -> str:
+    """The first rule that does not hold, in words; empty if all hold."""
+    if broken := _lint(graph):
+        return broken
     for node in graph.nodes:
         if node.op != "call_function":
             continue

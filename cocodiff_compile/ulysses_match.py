@@ -5,7 +5,7 @@ Guards come first and raise `Refused`; the record is built last, from values tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +14,11 @@ from torch.fx import Graph, Node
 from cocodiff_compile import layout
 from cocodiff_compile.aten import (
     ALL_TO_ALL,
+    MATMUL,
     AllToAll,
     is_view,
     parse_all_to_all,
+    rejoined,
     shape_of,
     size_bytes,
     value_of,
@@ -192,7 +194,7 @@ def _leg_in(
     scattered, received = _exchange(all_to_all, packed, len(ranks))
     unpacked = trace(received, way.path)
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
-    _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered, packed.dims)
+    _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered)
     heads_per_rank = _heads_per_rank(operand, unpacked, scattered)
     batch = 1 if operand.head_dim == 0 else shape_of(operand.node)[0]
     return Leg(
@@ -229,6 +231,8 @@ def _leg_out(
             f"the way out scatters dim {scattered.source} of the result, "
             f"its tokens are dim {core.output_token_dim}",
         )
+    if any(factor.source == scattered.source for factor in unpacked.dims[gather_dim]):
+        raise Refused(all_to_all.wait, "the way out gathers the tokens it scattered, not heads")
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
     return Leg(
         role="o",
@@ -285,14 +289,9 @@ def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
 
 
 def _refuse_odd_way_in(
-    all_to_all: AllToAll,
-    operand: Operand,
-    unpacked: Traced,
-    gather_dim: int,
-    scattered: Factor,
-    packed_dims: Dims,
+    all_to_all: AllToAll, operand: Operand, unpacked: Traced, gather_dim: int, scattered: Factor
 ) -> None:
-    _refuse_round_robin(all_to_all, packed_dims, scattered, "heads")
+    dims = unpacked.dims
     reaches_attention = unpacked.node is operand.node
     if reaches_attention and gather_dim != operand.token_dim:
         raise Refused(
@@ -300,14 +299,35 @@ def _refuse_odd_way_in(
             f"the exchange gathers dim {gather_dim} of the attention's operand, "
             f"its tokens are dim {operand.token_dim}",
         )
-    kept = {factor.source for factor in unpacked.dims[gather_dim]}
-    batch = unpacked.dims[0] if reaches_attention and operand.head_dim > 0 else ()
-    if scattered.source in kept | {factor.source for factor in batch}:
+    other = scattered.source in _sources(dims[gather_dim])
+    if reaches_attention:
+        other = other or not _scatters_heads(operand, dims, scattered)
+    if other:
         raise Refused(
             all_to_all.start,
-            f"the exchange scatters dim {scattered.source} of {all_to_all.source.name}'s source, "
-            "which holds tokens or samples, not heads",
+            f"the exchange scatters dim {scattered.source} of its source, which holds tokens, "
+            "samples or parts of heads, not heads",
         )
+    _refuse_round_robin(all_to_all, dims, scattered, "heads")
+
+
+def _sources(factors: tuple[Factor, ...]) -> set[int]:
+    return {factor.source for factor in factors}
+
+
+def _scatters_heads(operand: Operand, dims: Dims, scattered: Factor) -> bool:
+    """Whether what was scattered is missing from the heads, rather than from samples or sizes.
+
+    The blocks that go to one rank each may be a dim of their own, right before that of its heads.
+    """
+    # What shares its source with the tokens are samples: rows of a GEMM are samples x tokens.
+    heads = _sources(dims[operand.head_dim]) - _sources(dims[operand.token_dim]) - {BROADCAST}
+    if operand.head_dim > 0 and scattered.source in _sources(dims[0]):
+        return False
+    if any(source > scattered.source + 1 for source in heads):
+        return False
+    in_sizes = scattered.source in _sources(dims[operand.size_dim])
+    return not in_sizes or not heads or scattered.source in heads
 
 
 def _refuse_round_robin(all_to_all: AllToAll, dims: Dims, scattered: Factor, what: str) -> None:
@@ -329,9 +349,11 @@ def _heads_per_rank(operand: Operand, unpacked: Traced, scattered: Factor) -> Si
     if unpacked.node is not operand.node:
         return shape_of(operand.node)[operand.head_dim]
     factors = [item for item in unpacked.dims[operand.head_dim] if item.source != BROADCAST]
-    if operand.head_dim == 0:  # batch and heads in one dim, heads are what the exchange scattered
-        factors = [item for item in factors if item.source == scattered.source] or factors[1:]
-    return layout.product(factors)
+    # Samples may stand in the same dim; the heads are what the exchange scattered.
+    for source in (scattered.source, scattered.source + 1):
+        if own := [item for item in factors if item.source == source]:
+            return layout.product(own)
+    return 1
 
 
 def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
@@ -345,8 +367,9 @@ def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
 
 
 def _before_views(node: Node) -> Node:
-    while is_view(node):
-        node = node.all_input_nodes[0]
+    while is_view(node) or rejoined(node) is not None:
+        found = rejoined(node)
+        node = node.all_input_nodes[0] if found is None else found[0]
     return node
 
 
@@ -372,24 +395,50 @@ def _describe(dims: Dims) -> str:
     return "[" + ", ".join("x".join(map(name, dim)) or "1" for dim in dims) + "]"
 
 
-def explain_orphan(all_to_all: AllToAll, exchanges: Exchanges) -> Declined | None:
-    """Why an exchange that touches no attention looks like Ulysses all the same, if it does."""
-    for way in walk_forward(all_to_all.wait):
-        if way.barrier.op == "output":
-            return Declined(
-                all_to_all.start,
-                "the exchanged tensor leaves the graph before any attention reads it; a graph "
-                "break stands between them, `fullgraph=True` shows where",
-                module_path_of([all_to_all.start]),
-            )
-        other = exchanges.by_start.get(way.barrier)
-        if other is not None and other.group == all_to_all.group:
-            unknown = [node.target for node in way.path[1:-1] if not is_view(node)]
-            return Declined(
-                all_to_all.start,
-                f"between this exchange and the next over group {other.group!r} stands "
-                f"{unknown or 'nothing but views'}, no attention this pass knows; "
-                "use torch's scaled_dot_product_attention",
-                module_path_of([all_to_all.start]),
-            )
-    return None
+def explain_orphans(
+    orphans: Sequence[AllToAll], exchanges: Exchanges
+) -> tuple[list[Declined], list[Node]]:
+    """Of exchanges that touch no attention: those that look like Ulysses all the same, and why it
+    is not taken; and those of something else.
+    """
+    declined: list[Declined] = []
+    explained: set[Node] = set()
+    for item in orphans:
+        for way in walk_forward(item.wait):
+            if reason := _orphan_reason(item, way, exchanges):
+                declined.append(Declined(item.start, reason, module_path_of([item.start])))
+                explained |= {item.start, way.barrier}
+                break
+    return declined, [item.start for item in orphans if item.start not in explained]
+
+
+def _orphan_reason(item: AllToAll, way: Reached, exchanges: Exchanges) -> str:
+    if way.barrier.op == "output" and _may_scatter_heads(item):
+        return (
+            "the exchanged tensor leaves the graph before any attention reads it; a graph break "
+            "stands between them, `fullgraph=True` shows where"
+        )
+    other = exchanges.by_start.get(way.barrier)
+    if other is None or other.group != item.group:
+        return ""
+    unknown = [node.target for node in way.path[1:-1] if not is_view(node)]
+    between = ", ".join(map(str, unknown)) or "nothing but views"
+    return (
+        f"between this exchange and the next over group {other.group!r} stands {between}, no "
+        "attention this pass knows; use torch's scaled_dot_product_attention"
+    )
+
+
+def _may_scatter_heads(item: AllToAll) -> bool:
+    """Whether an exchange sends columns of a GEMM, as heads are; experts exchange whole rows."""
+    behind = [way for way in walk_back(item.source) if way.barrier.target in MATMUL]
+    path = behind[0].path if behind else _view_path(_before_views(item.source), item.source)
+    packed = trace_root(path)
+    if packed.stopped_by:
+        return True  # more than rows passed on: norms, rotations
+    try:
+        scattered, _ = layout.exchange(packed.dims, item.num_ranks)
+    except LayoutUnknown:
+        return False
+    columns = len(shape_of(path[0])) - 1
+    return scattered.source == columns if behind else scattered.source > 0

@@ -30,7 +30,7 @@ from cocodiff_compile.attention_cores import find_attention_cores
 from cocodiff_compile.independent_work import with_independent_work
 from cocodiff_compile.pipeline import PassResult
 from cocodiff_compile.records import Declined, Recognition, UlyssesSite
-from cocodiff_compile.ulysses_match import Exchanges, Surroundings, explain_orphan, match_site
+from cocodiff_compile.ulysses_match import Exchanges, Surroundings, explain_orphans, match_site
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def recognize(graph: Graph) -> Recognition:
             sites.append(found)
         else:
             declined.append(found)
-    explained = {start: explain_orphan(item, exchanges) for start, item in orphans.items()}
-    declined += [reason for reason in explained.values() if reason is not None]
-    unrelated = tuple(start for start, reason in explained.items() if reason is None)
-    return Recognition(with_independent_work(graph, sites), tuple(declined), unrelated)
+    unknown, unrelated = explain_orphans(list(orphans.values()), exchanges)
+    return Recognition(
+        sites=with_independent_work(graph, sites),
+        declined=(*declined, *unknown),
+        unrelated=tuple(unrelated),
+    )

@@ -12,13 +12,21 @@ from functools import partial
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn import functional as F
 
 from tests import hand_written as hw
-from tests.hand_written import HEAD_SIZE, QKV, WIDTH, Block, Layout, all_to_all
+from tests.hand_written import (
+    HEAD_SIZE,
+    QKV,
+    WIDTH,
+    Block,
+    Layout,
+    all_to_all,
+    group,
+    num_ranks,
+)
 
 NUM_RANKS = 4
 
@@ -29,24 +37,24 @@ NUM_RANKS = 4
 def uneven_in(x: Tensor) -> Tensor:
     """The other ranks hold a token less."""
     batch, tokens, heads, size = x.shape
-    ranks = dist.get_world_size()
+    ranks = num_ranks()
     x = x.reshape(batch, tokens, ranks, heads // ranks, size).permute(2, 1, 0, 3, 4)
     row = batch * heads // ranks * size
     received = [tokens * row] + [(tokens - 1) * row] * (ranks - 1)
-    x = funcol.all_to_all_single(x.flatten(), received, [tokens * row] * ranks, dist.group.WORLD)
+    x = funcol.all_to_all_single(x.flatten(), received, [tokens * row] * ranks, group())
     return x.reshape(-1, batch, heads // ranks, size).permute(1, 0, 2, 3)
 
 
 def gathered(x: Tensor) -> Tensor:
     """All heads of all tokens by all-gather, then this rank's heads."""
-    x = funcol.all_gather_single(x.contiguous(), 1, dist.group.WORLD)
-    return x.chunk(dist.get_world_size(), dim=2)[dist.get_rank()]
+    x = funcol.all_gather_single(x.contiguous(), 1, group())
+    return x.chunk(num_ranks(), dim=2)[dist.get_rank(group())]
 
 
 def round_robin_in(x: Tensor) -> Tensor:
     """Head i goes to rank i % P."""
     batch, tokens, heads, size = x.shape
-    ranks = dist.get_world_size()
+    ranks = num_ranks()
     x = x.reshape(batch, tokens, heads // ranks, ranks, size).permute(3, 1, 0, 2, 4)
     return all_to_all(x).flatten(0, 1).permute(1, 0, 2, 3)
 
@@ -54,28 +62,77 @@ def round_robin_in(x: Tensor) -> Tensor:
 def interleaved_in(x: Tensor) -> Tensor:
     """Token 0 of every rank comes first, then token 1 of every rank."""
     batch, tokens, heads, size = x.shape
-    ranks = dist.get_world_size()
+    ranks = num_ranks()
     x = x.reshape(batch, tokens, ranks, heads // ranks, size).permute(2, 1, 0, 3, 4)
     return all_to_all(x).permute(2, 1, 0, 3, 4).flatten(1, 2)
 
 
-def over_group(group: dist.ProcessGroup, x: Tensor) -> Tensor:
+def over_group(other: dist.ProcessGroup, x: Tensor) -> Tensor:
     """The way in, over a second group of as many ranks."""
     batch, tokens, heads, size = x.shape
     x = x.reshape(batch, tokens, NUM_RANKS, heads // NUM_RANKS, size).permute(2, 1, 0, 3, 4)
-    x = funcol.all_to_all_single(x.flatten(), None, None, group)
+    x = funcol.all_to_all_single(x.flatten(), None, None, other)
     return x.reshape(NUM_RANKS * tokens, batch, heads // NUM_RANKS, size).permute(1, 0, 2, 3)
 
 
 def scattered_sizes_out(x: Tensor) -> Tensor:
     """Gives each rank a part of every head instead of a part of the tokens."""
     batch, tokens, heads, size = x.shape
-    ranks = dist.get_world_size()
+    ranks = num_ranks()
     x = x.reshape(batch, tokens, heads, ranks, size // ranks).permute(3, 0, 1, 2, 4)
     x = all_to_all(x).permute(1, 2, 0, 3, 4)
     return x.reshape(batch, tokens, ranks * heads, size // ranks)[:, : tokens // ranks].repeat(
         1, 1, 1, ranks
     )
+
+
+def sizes_in(x: Tensor) -> Tensor:
+    """[B, S, H, D] -> [B, N, H, D/P]: all heads on every rank, but a part of each."""
+    batch, tokens, heads, size = x.shape
+    ranks = num_ranks()
+    x = hw.norm(x).reshape(batch, tokens, heads, ranks, size // ranks).permute(3, 1, 0, 2, 4)
+    return all_to_all(x).flatten(0, 1).permute(1, 0, 2, 3)
+
+
+def sizes_out(x: Tensor) -> Tensor:
+    """The way back from `sizes_in`."""
+    batch, tokens, heads, size = x.shape
+    ranks = num_ranks()
+    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
+    return all_to_all(x).permute(1, 2, 3, 0, 4).flatten(3)
+
+
+def samples_in(x: Tensor) -> Tensor:
+    """[B, S, H, D] -> [B/P, N, H, D]: each rank has samples of its own."""
+    batch, tokens, heads, size = x.shape
+    ranks = num_ranks()
+    x = hw.norm(x).reshape(ranks, batch // ranks, tokens, heads, size)
+    return all_to_all(x).permute(1, 0, 2, 3, 4).flatten(1, 2)
+
+
+def samples_out(x: Tensor) -> Tensor:
+    """The way back from `samples_in`."""
+    batch, tokens, heads, size = x.shape
+    ranks = num_ranks()
+    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
+    return all_to_all(x).flatten(0, 1)
+
+
+def interleaved_heads_out(x: Tensor) -> Tensor:
+    """Head 0 of every rank comes first, then head 1 of every rank."""
+    batch, tokens, heads, size = x.shape
+    ranks = num_ranks()
+    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 3, 0, 2, 4)
+    return all_to_all(x).permute(2, 3, 1, 0, 4).flatten(2, 3)
+
+
+def gathered_tokens_out(x: Tensor) -> Tensor:
+    """Scatters tokens as it should, but joins what it gets to tokens again."""
+    batch, tokens, heads, size = x.shape
+    ranks = num_ranks()
+    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
+    x = all_to_all(x).permute(1, 0, 2, 3, 4).flatten(1, 2)
+    return x.repeat(1, 1, ranks, 1)
 
 
 def quantised_in(x: Tensor) -> Tensor:
@@ -205,7 +262,7 @@ class GatheredBlock(Block):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         q, k, v = self.project(x)
-        k, v = (funcol.all_gather_single(part.contiguous(), 1, dist.group.WORLD) for part in (k, v))
+        k, v = (funcol.all_gather_single(part.contiguous(), 1, group()) for part in (k, v))
         return self.finish(self.attend(q, k, v), x)
 
 
@@ -233,13 +290,14 @@ class NearMiss:
     reason: tuple[str, ...]
     count: int = 1
     num_ranks: int = NUM_RANKS
+    batch: int = 2
     sharded_heads: bool = False
 
     def __str__(self) -> str:
         return self.name
 
     def arguments(self) -> tuple[Tensor, ...]:
-        return (torch.ones(2, 20 if self.sharded_heads else 5, WIDTH),)
+        return (torch.ones(self.batch, 20 if self.sharded_heads else 5, WIDTH),)
 
 
 def _with(layout: Layout) -> Callable[[], nn.Module]:
@@ -251,7 +309,7 @@ _query_row = 2 * 3 * HEAD_SIZE
 NEAR_MISSES = [
     NearMiss(
         "unequal splits",
-        _with(Layout(hw.each(uneven_in), hw.diffusers_out)),
+        _with(Layout(hw.each(uneven_in), lambda x: hw.diffusers_out(x[:, :16]))),
         (
             "unequal splits",
             str([5 * _query_row] * 4),
@@ -315,7 +373,7 @@ NEAR_MISSES = [
     ),
     NearMiss(
         "opaque attention",
-        partial(Block, attend=lambda q, k, v: opaque_attention(q, k, v)),
+        partial(Block, attend=opaque_attention),
         ("hand_written.opaque_attention", "no attention this pass knows"),
         count=3,
     ),
@@ -323,6 +381,27 @@ NEAR_MISSES = [
         "way out scatters head sizes",
         _with(Layout(hw.each(hw.diffusers_in), scattered_sizes_out)),
         ("the way out scatters dim 3 of the result", "its tokens are dim 2"),
+    ),
+    NearMiss(
+        "way out gathers tokens",
+        _with(Layout(hw.each(hw.diffusers_in), gathered_tokens_out)),
+        ("gathers",),
+    ),
+    NearMiss(
+        "way out interleaves heads",
+        _with(Layout(hw.each(hw.diffusers_in), interleaved_heads_out)),
+        ("received heads are interleaved over the ranks", "rank 4"),
+    ),
+    NearMiss(
+        "way in scatters head sizes",
+        _with(Layout(hw.each(sizes_in), sizes_out)),
+        ("the exchange scatters dim 3",),
+    ),
+    NearMiss(
+        "way in scatters samples",
+        _with(Layout(hw.each(samples_in), samples_out)),
+        ("the exchange scatters dim 0", "samples"),
+        batch=4,
     ),
     NearMiss("one rank", Block, ("group '0' has one rank",), num_ranks=1),
 ]

@@ -21,6 +21,11 @@ from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments
 
+_GRADIENTS_ARE_ON = (
+    "A parallelised model compiles for inference only, and gradients are on: call it under "
+    "torch.no_grad() or torch.inference_mode()."
+)
+
 
 def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
     """ValueError if a plan names a module, or an argument of its forward, that is not there."""
@@ -106,6 +111,8 @@ class SplitTokensHook(ModelHook):  # type: ignore[misc]
             ]
         if not isinstance(value, torch.Tensor) or split.expected_dims not in (None, value.dim()):
             return value
+        if torch.compiler.is_compiling() and torch.is_grad_enabled():
+            raise ValueError(_GRADIENTS_ARE_ON)
         num_tokens, degree = value.shape[split.split_dim], self.config.ulysses_degree
         if num_tokens % degree:
             raise ValueError(

@@ -1,0 +1,208 @@
+"""The backend as users call it, and what it says when there is nothing for it to do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+import cocodiff_compile
+from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.say_once import forget_what_was_said
+from cocodiff_compile.small_models import SMALL_MODELS
+from tests.captured import fake_ranks
+from tests.hand_written import diffusers_in, diffusers_out
+
+HEADS, HEAD_SIZE = 4, 8
+WIDTH = HEADS * HEAD_SIZE
+
+
+class Block(nn.Module):
+    """Ulysses attention; `breaks` puts a graph break between exchange and attention."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__()
+        self.to_qkv = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.to_out = nn.Linear(WIDTH, WIDTH)
+        self.breaks = breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        legs = [diffusers_in(to(x).unflatten(2, (HEADS, -1))) for to in self.to_qkv]
+        if self.breaks:
+            torch._dynamo.graph_break()
+        q, k, v = (leg.transpose(1, 2) for leg in legs)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.to_out(diffusers_out(attended).flatten(2))
+
+
+class Plain(nn.Module):
+    """No parallelism at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    forget_what_was_said()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _x() -> torch.Tensor:
+    return torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_entry_point_is_registered() -> None:
+    assert "cocodiff" in torch._dynamo.list_backends()
+
+
+def test_a_model_without_ulysses_compiles_as_inductor_would_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    models = [Plain().eval(), Plain().eval()]
+    with fake_ranks(2), torch.no_grad(), caplog.at_level(logging.WARNING, "cocodiff_compile"):
+        results = [torch.compile(model, backend="cocodiff")(_x()) for model in models]
+    for model, result in zip(models, results, strict=True):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            assert torch.equal(result, torch.compile(model)(_x()))
+    said = [record.getMessage() for record in caplog.records if "no Ulysses" in record.getMessage()]
+    assert len(said) == 1
+    assert "parallelize(model)" in said[0]
+
+
+def test_without_a_process_group_it_says_what_to_call(caplog: pytest.LogCaptureFixture) -> None:
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "cocodiff_compile"):
+        torch.compile(Plain().eval(), backend="cocodiff")(_x())
+    assert "init_process_group" in caplog.text
+
+
+def test_gradients_are_left_to_inductor_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = Plain()
+    with caplog.at_level(logging.WARNING, "cocodiff_compile"):
+        torch.compile(model, backend="cocodiff")(_x()).sum().backward()
+        torch.compile(Plain(), backend="cocodiff")(_x()).sum().backward()
+    assert model.linear.weight.grad is not None
+    assert caplog.text.count("gradients are on") == 1
+    assert "torch.no_grad()" in caplog.text
+
+
+def test_a_ulysses_model_with_gradients_on_still_runs(caplog: pytest.LogCaptureFixture) -> None:
+    with fake_ranks(2), caplog.at_level(logging.WARNING, "cocodiff_compile"):
+        assert torch.compile(Block(), backend="cocodiff")(_x()).requires_grad
+    assert "gradients are on" in caplog.text
+
+
+def test_a_parallelised_diffusers_model_names_gradients_as_the_cause() -> None:
+    small = SMALL_MODELS["flux"]
+    with fake_ranks(2):
+        model = small.build(num_layers=1)
+        inputs = small.inputs(model)
+        compiled = torch.compile(parallelize(model), backend="cocodiff", fullgraph=True)
+        with pytest.raises(Exception, match="call it under torch.no_grad"):
+            compiled(**inputs)
+
+
+def test_each_piece_around_a_graph_break_is_handled_on_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Block(), Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    with fake_ranks(2), torch.no_grad(), cocodiff_compile.collect_reports() as reports:
+        torch.compile(Two().eval(), backend="cocodiff")(_x())
+    assert [len(report.summary["sites"]) for report in reports] == [1, 1]
+    assert "declined" not in caplog.text
+
+
+def test_a_graph_break_inside_an_attention_is_declined_in_both_pieces() -> None:
+    with fake_ranks(2):
+        explanation = cocodiff_compile.explain(Block(breaks=True).eval(), _x())
+    assert len(explanation.graphs) == 2
+    assert not explanation.sites
+    reasons = " | ".join(item.reason for item in explanation.declined)
+    assert "fullgraph=True" in reasons
+    assert "comes from no all-to-all" in reasons
+
+
+def test_what_was_declined_is_said_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with fake_ranks(2), torch.no_grad(), caplog.at_level(logging.WARNING, "cocodiff_compile"):
+        torch.compile(Block(breaks=True).eval(), backend="cocodiff")(_x())
+    assert "declined" in caplog.text
+    assert "leaves the graph" in caplog.text
+
+
+def test_a_disabled_recognition_changes_nothing_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"disable": ["recognize-ulysses"]}
+    with (
+        fake_ranks(2),
+        torch.no_grad(),
+        caplog.at_level(logging.WARNING, "cocodiff_compile"),
+        cocodiff_compile.collect_reports() as reports,
+    ):
+        torch.compile(Block().eval(), backend="cocodiff", options=options)(_x())
+    assert reports[0].summary["passes"] == []
+    assert "recognize-ulysses is disabled" in caplog.text
+
+
+def test_inductor_modes_are_taken_over() -> None:
+    with fake_ranks(2), torch.no_grad():
+        compiled = torch.compile(Block().eval(), backend="cocodiff", mode="reduce-overhead")
+        assert compiled(_x()).shape == (1, 4, WIDTH)
+
+
+CACHED = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import cocodiff_compile
+from tests.test_backend import Block, _x
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+torch.manual_seed(0)
+with torch.no_grad(), cocodiff_compile.collect_reports() as reports:
+    torch.compile(Block().eval(), backend="{backend}")(_x())
+print("sites", [len(report.summary["sites"]) for report in reports])
+"""
+
+
+def test_passes_run_although_inductor_has_the_graph_in_its_cache(tmp_path: Path) -> None:
+    """A hit in AOTAutograd's cache would skip every pass, also one left by plain Inductor."""
+
+    def run(backend: str) -> str:
+        code = textwrap.dedent(CACHED.format(backend=backend))
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    assert "sites []" in run("inductor")
+    assert "sites [1]" in run("cocodiff")
+    assert "sites [1]" in run("cocodiff")

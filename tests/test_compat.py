@@ -1,0 +1,62 @@
+"""The private torch APIs we stand on: each test names what a new torch moved."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import distributed as dist
+
+from cocodiff_compile import compat
+from cocodiff_compile.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT
+from cocodiff_compile.errors import InvariantError, UserError
+from tests.captured import fake_ranks
+
+
+def test_compile_fx_takes_an_inner_compile_and_patches() -> None:
+    parameters = inspect.signature(compat.compile_fx).parameters
+    assert {"inner_compile", "config_patches"} <= set(parameters)
+
+
+def test_the_autograd_cache_has_its_switch() -> None:
+    from torch._functorch import config
+
+    before = config.enable_autograd_cache
+    with compat.without_autograd_cache():
+        assert config.enable_autograd_cache is False
+    assert config.enable_autograd_cache == before
+
+
+def test_groups_are_found_by_name() -> None:
+    with fake_ranks(4):
+        group = dist.new_group([0, 2])
+        assert compat.group_ranks(group.group_name) == (0, 2)
+        assert compat.group_ranks("no such group") is None
+    assert compat.group_ranks("0") is None
+
+
+def test_the_collective_has_the_arguments_we_read() -> None:
+    names = [argument.name for argument in ALL_TO_ALL._schema.arguments]
+    assert names == ["input", "output_split_sizes", "input_split_sizes", "group_name"]
+    assert [argument.name for argument in WAIT._schema.arguments] == ["tensor"]
+
+
+def test_attention_ops_name_their_operands() -> None:
+    for op in FUSED_ATTENTION:
+        if isinstance(op, torch._ops.OpOverload):
+            names = [argument.name for argument in op._schema.arguments]
+            assert names[:3] == ["query", "key", "value"], op
+
+
+def test_errors_pass_dynamo_with_their_own_type() -> None:
+    assert issubclass(UserError, (compat.ShortenTraceback, ValueError))
+    assert isinstance(UserError("x"), ValueError)
+    assert isinstance(InvariantError("x"), AssertionError)
+
+
+def test_modes_of_inductor_can_be_listed() -> None:
+    assert compat.list_mode_options("max-autotune")
+
+
+def test_sizes_have_hints() -> None:
+    assert compat.optimization_hint(3) == 3

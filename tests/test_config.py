@@ -1,0 +1,233 @@
+"""Options and variables: what is taken, what is refused with which words, what is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cocodiff_compile.config import PASS_NAMES, CompileConfig
+from cocodiff_compile.say_once import forget_what_was_said
+
+KEYS = ["topology", "tapa", "v_first", "head_chunks", "v_major", "debug_dir", "disable"]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COCODIFF_DEBUG_DIR", raising=False)
+    monkeypatch.delenv("COCODIFF_DISABLE", raising=False)
+    forget_what_was_said()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("options", [None, {}])
+def test_defaults(options: dict[str, Any] | None) -> None:
+    assert dataclasses.asdict(CompileConfig.from_options(options)) == {
+        "topology": "auto",
+        "tapa": "auto",
+        "v_first": True,
+        "head_chunks": "auto",
+        "v_major": None,
+        "debug_dir": None,
+        "disable": (),
+    }
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        CompileConfig().v_first = False  # type: ignore[misc]
+
+
+GOOD = [
+    ("topology", "auto", "auto"),
+    ("tapa", "auto", "auto"),
+    ("tapa", "on", "on"),
+    ("tapa", "off", "off"),
+    ("v_first", True, True),
+    ("v_first", False, False),
+    ("head_chunks", "auto", "auto"),
+    ("head_chunks", 1, 1),
+    ("head_chunks", 8, 8),
+    ("v_major", None, None),
+    ("v_major", {}, {}),
+    ("v_major", {"top": 3}, {"top": 3}),
+    ("debug_dir", None, None),
+    ("debug_dir", "some/folder", Path("some/folder")),
+    ("debug_dir", Path("some/folder"), Path("some/folder")),
+    ("debug_dir", "~/folder", Path.home() / "folder"),
+    ("disable", [], ()),
+    ("disable", ["recognize-ulysses"], ("recognize-ulysses",)),
+    ("disable", {"chunk-heads"}, ("chunk-heads",)),
+    ("disable", tuple(reversed(PASS_NAMES)), PASS_NAMES),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), GOOD)
+def test_good_value(key: str, value: Any, expected: Any) -> None:
+    config = CompileConfig.from_options({key: value})
+    assert getattr(config, key) == expected
+    assert config == dataclasses.replace(CompileConfig(), **{key: expected})
+
+
+BAD = [
+    *(("topology", value, "'auto'") for value in ("", "ring", None, 3, ["auto"])),
+    *(("tapa", value, "'auto', 'on', 'off'") for value in ("ON", "", True, None, ["on"])),
+    *(("v_first", value, "True, False") for value in (1, 0, "true", None)),
+    *(
+        ("head_chunks", value, "'auto' or a whole number from 1")
+        for value in (0, -1, True, 1.5, "2", None, [2])
+    ),
+    *(("v_major", value, "None, or a dict") for value in (3, "on", [("a", 1)], {1: 2})),
+    *(("debug_dir", value, "folder") for value in ("", 3, True, ["folder"])),
+    *(
+        ("disable", value, ", ".join(PASS_NAMES))
+        for value in ("chunk-heads", ["chunk_heads"], [3], None, 3, {"chunk-heads": True})
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), BAD)
+def test_bad_value_is_refused_with_key_value_and_what_is_allowed(
+    key: str, value: Any, allowed: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        CompileConfig.from_options({key: value})
+    for words in (f"'{key}'", repr(value), allowed, "cocodiff"):
+        assert words in str(caught.value)
+
+
+def test_unknown_pass_is_named() -> None:
+    with pytest.raises(ValueError, match="not known: chunk_heads, nonsense"):
+        CompileConfig.from_options({"disable": ["nonsense", "chunk-heads", "chunk_heads"]})
+
+
+def test_file_is_no_debug_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match=r"'debug_dir'.*this one is a file"):
+        CompileConfig.from_options({"debug_dir": file})
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("v_frist", "did you mean 'v_first'?"), ("debugdir", "did you mean 'debug_dir'?")],
+)
+def test_unknown_key_gets_a_suggestion(key: str, hint: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        CompileConfig.from_options({key: True})
+    assert f"unknown option {key!r}" in str(caught.value)
+    assert hint in str(caught.value)
+    assert all(known in str(caught.value) for known in KEYS)
+
+
+@pytest.mark.parametrize("key", ["something else entirely", 3])
+def test_unknown_key_without_a_likely_meaning_gets_the_list(key: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        CompileConfig.from_options({key: True})
+    assert f"unknown option {key!r}" in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+    assert all(known in str(caught.value) for known in KEYS)
+
+
+def test_nested_options_are_copied() -> None:
+    given = {"top": 3}
+    config = CompileConfig.from_options({"v_major": given})
+    given["top"] = 4
+    assert config.v_major == {"top": 3}
+
+
+# Variables
+
+
+def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCODIFF_DEBUG_DIR", "from/variable")
+    monkeypatch.setenv("COCODIFF_DISABLE", " chunk-heads, recognize-ulysses ,")
+    config = CompileConfig.from_options()
+    assert config.debug_dir == Path("from/variable")
+    assert config.disable == ("recognize-ulysses", "chunk-heads")
+
+
+def test_empty_variables_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCODIFF_DEBUG_DIR", "")
+    monkeypatch.setenv("COCODIFF_DISABLE", "")
+    assert CompileConfig.from_options() == CompileConfig()
+
+
+@pytest.mark.parametrize(
+    ("options", "debug_dir", "disable"),
+    [
+        ({"debug_dir": "from/option"}, Path("from/option"), ("chunk-heads",)),
+        ({"debug_dir": None}, None, ("chunk-heads",)),
+        ({"disable": []}, Path("from/variable"), ()),
+        ({"disable": ["select-v-major"]}, Path("from/variable"), ("select-v-major",)),
+    ],
+)
+def test_options_win_over_variables(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], debug_dir: Any, disable: Any
+) -> None:
+    monkeypatch.setenv("COCODIFF_DEBUG_DIR", "from/variable")
+    monkeypatch.setenv("COCODIFF_DISABLE", "chunk-heads")
+    config = CompileConfig.from_options(options)
+    assert (config.debug_dir, config.disable) == (debug_dir, disable)
+
+
+def test_bad_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCODIFF_DISABLE", "nonsense")
+    with pytest.raises(ValueError, match=r"'disable'.*nonsense.*recognize-ulysses"):
+        CompileConfig.from_options()
+
+
+# What is said
+
+
+@pytest.mark.parametrize(
+    ("options", "pass_name"),
+    [
+        ({"topology": "auto"}, "split-tapa-phases"),
+        ({"tapa": "on"}, "split-tapa-phases"),
+        ({"v_first": True}, "schedule-v-first"),
+        ({"head_chunks": 2}, "chunk-heads"),
+        ({"v_major": {"top": 3}}, "select-v-major"),
+    ],
+)
+def test_inactive_option_is_said_once(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any], pass_name: str
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="cocodiff_compile"):
+        for _ in range(3):
+            CompileConfig.from_options(options)
+    (message,) = caplog.messages
+    (key,) = options
+    assert repr(key) in message
+    assert repr(pass_name) in message
+
+
+def test_active_options_and_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="cocodiff_compile"):
+        CompileConfig.from_options()
+        CompileConfig.from_options({"debug_dir": "somewhere", "disable": ["recognize-ulysses"]})
+    assert caplog.messages == []
+
+
+# Through torch.compile
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_chunks": 0}, "'head_chunks'.*0.*'auto' or a whole number"),
+        ({"v_frist": True}, "unknown option 'v_frist'.*'v_first'"),
+        ({"disable": "chunk-heads"}, "'disable'.*'chunk-heads'"),
+    ],
+)
+def test_value_error_reaches_the_caller_of_the_compiled_model(
+    options: dict[str, Any], words: str
+) -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="cocodiff", options=options)
+    with pytest.raises(ValueError, match=words) as caught:
+        compiled(torch.ones(2))
+    assert not isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)

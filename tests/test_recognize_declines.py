@@ -1,0 +1,122 @@
+"""recognize-ulysses: near misses are declined with their reason, bystanders are left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from cocodiff_compile import explain
+from cocodiff_compile.aten import ALL_TO_ALL
+from cocodiff_compile.passes.recognize_ulysses import recognize
+from cocodiff_compile.records import Declined
+from tests.captured import capture, fake_ranks
+from tests.hand_written import WIDTH, Block
+from tests.hand_written_declined import BYSTANDERS, NEAR_MISSES, NUM_RANKS, Broken, NearMiss
+
+
+def _text(gm: GraphModule) -> str:
+    gm.recompile()
+    return f"{gm.code}\n{gm.graph}"
+
+
+def _check_reasons(declined: tuple[Declined, ...], miss: NearMiss) -> None:
+    reasons = [item.reason for item in declined]
+    assert len(reasons) == miss.count, reasons
+    for reason in reasons:
+        for part in miss.reason:
+            assert part in reason
+
+
+@pytest.mark.parametrize("miss", NEAR_MISSES, ids=str)
+def test_near_miss_is_declined_and_untouched(miss: NearMiss) -> None:
+    with fake_ranks(miss.num_ranks):
+        (gm,) = capture(miss.build(), *miss.arguments())
+        before = _text(gm)
+        found = recognize(gm.graph)
+    assert found.sites == ()
+    _check_reasons(found.declined, miss)
+    assert all(item.node.graph is gm.graph for item in found.declined)
+    assert _text(gm) == before
+
+
+@pytest.mark.parametrize("miss", NEAR_MISSES, ids=str)
+def test_explain_tells_why_a_near_miss_is_declined(miss: NearMiss) -> None:
+    torch._dynamo.reset()
+    with fake_ranks(miss.num_ranks):
+        explanation = explain(miss.build(), *miss.arguments())
+    assert explanation.sites == ()
+    _check_reasons(explanation.declined, miss)
+    for item in explanation.declined:
+        assert item.reason in str(explanation)
+
+
+def test_graph_break_between_exchange_and_attention_is_told() -> None:
+    torch._dynamo.reset()
+    with fake_ranks(NUM_RANKS):
+        explanation = explain(Broken(), torch.ones(2, 5, WIDTH))
+    assert len(explanation.graphs) == 2
+    assert explanation.sites == ()
+    first, second = (graph.report.declined for graph in explanation.graphs)
+    assert len(first) == 3
+    assert all("graph break" in item.reason for item in first)
+    (item,) = second
+    assert "the query of this attention comes from no all-to-all" in item.reason
+
+
+def _captured_block() -> GraphModule:
+    (gm,) = capture(Block(), torch.ones(2, 5, WIDTH))
+    return gm
+
+
+def test_group_that_this_process_does_not_know_is_declined() -> None:
+    with fake_ranks(NUM_RANKS):
+        gm = _captured_block()
+        for start in gm.graph.find_nodes(op="call_function", target=ALL_TO_ALL):
+            start.update_arg(3, "elsewhere")
+        found = recognize(gm.graph)
+    (item,) = found.declined
+    assert "process group 'elsewhere' is not known to this process" in item.reason
+
+
+def test_splits_that_do_not_fit_the_group_are_declined() -> None:
+    with fake_ranks(NUM_RANKS):
+        pair = torch.distributed.new_group([0, 1])
+        gm = _captured_block()
+        for start in gm.graph.find_nodes(op="call_function", target=ALL_TO_ALL):
+            start.update_arg(3, pair.group_name)
+        found = recognize(gm.graph)
+    (item,) = found.declined
+    assert "4 splits for the 2 ranks" in item.reason
+
+
+def test_process_without_groups_declines() -> None:
+    with fake_ranks(NUM_RANKS):
+        gm = _captured_block()
+    (item,) = recognize(gm.graph).declined
+    assert "process group '0' is not known" in item.reason
+
+
+def test_one_bad_attention_does_not_hide_the_good_ones() -> None:
+    miss = next(item for item in NEAR_MISSES if item.name == "round-robin heads")
+    with fake_ranks(NUM_RANKS):
+        model = nn.Sequential(Block(), miss.build(), Block())
+        (gm,) = capture(model, *miss.arguments())
+        found = recognize(gm.graph)
+    assert [site.index for site in found.sites] == [0, 1]
+    assert found.sites[0].q.exchange.start < found.sites[1].q.exchange.start
+    _check_reasons(found.declined, miss)
+
+
+@pytest.mark.parametrize("case", BYSTANDERS, ids=[case[0] for case in BYSTANDERS])
+def test_bystanders_are_left_alone(case: tuple[str, type, int, int]) -> None:
+    _, build, num_sites, num_unrelated = case
+    with fake_ranks(NUM_RANKS):
+        (gm,) = capture(build(), torch.ones(2, 5, WIDTH))
+        before = _text(gm)
+        found = recognize(gm.graph)
+    assert [item.reason for item in found.declined] == []
+    assert (len(found.sites), len(found.unrelated)) == (num_sites, num_unrelated)
+    assert all(node.target is ALL_TO_ALL for node in found.unrelated)
+    assert _text(gm) == before

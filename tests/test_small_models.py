@@ -1,0 +1,141 @@
+"""Every public architecture: as many sites as it has Ulysses attentions, in one graph, roles right."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import cocodiff_compile
+from cocodiff_compile.explain import Explanation
+from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.small_models import SMALL_MODELS
+from tests.captured import fake_ranks
+
+JOINT = ("flux", "flux2", "sd3", "qwen-image", "chroma", "hunyuan-video")
+CASES = [(name, False) for name in SMALL_MODELS]
+CASES += [(name, True) for name, small in SMALL_MODELS.items() if small.has_mask]
+
+
+@functools.cache
+def _explain(name: str, num_ranks: int, masked: bool = False) -> tuple[Explanation, int]:
+    with fake_ranks(num_ranks):
+        return _explain_on_ranks(name, masked)
+
+
+def _explain_on_ranks(name: str, masked: bool) -> tuple[Explanation, int]:
+    small = SMALL_MODELS[name]
+    model = small.build(num_layers=2, heads=12)
+    expected = small.num_ulysses_attentions(model)
+    inputs = small.inputs(model, masked=masked, batch=2 if masked else 1)
+    parallelize(model)
+    torch._dynamo.reset()
+    return cocodiff_compile.explain(model, **inputs), expected
+
+
+def _module(weight_path: str) -> str:
+    return weight_path.rsplit(".", 1)[-1]
+
+
+@pytest.mark.parametrize("num_ranks", [4, 12])
+@pytest.mark.parametrize(("name", "masked"), CASES)
+def test_every_ulysses_attention_is_a_site(name: str, masked: bool, num_ranks: int) -> None:
+    explanation, expected = _explain(name, num_ranks, masked)
+    assert len(explanation.graphs) == 1, "one graph, no break"
+    assert len(explanation.sites) == expected
+    assert not explanation.declined
+    assert not explanation.graphs[0].report.recognition.unrelated
+    for site in explanation.sites:
+        assert {leg.num_heads for leg in site.legs} == {12}
+        assert {leg.head_size for leg in site.legs} == {16}
+        assert all(leg.exchange.num_ranks == num_ranks for leg in site.legs)
+        assert len(site.exchanges) == 4
+    masks = [site.attention.mask for site in explanation.sites]
+    assert any(masks) == masked
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_roles_are_those_of_the_modules_behind_them(name: str) -> None:
+    """Roles come from the data flow; the modules' names, which no pass reads, must agree."""
+    spelling = {"q": ("to_q", "add_q_proj"), "k": ("to_k", "add_k_proj"), "v": ("to_v", "add_v_proj")}
+    explanation, _ = _explain(name, 4)
+    for site in explanation.sites:
+        for leg in (site.q, site.k, site.v):
+            for projection in leg.projections:
+                stack = projection.node.meta["nn_module_stack"]
+                path = max((entry[0] for entry in stack.values()), key=len)
+                assert _module(path) in (*spelling[leg.role], "to_qkv_mlp_proj"), path
+                assert projection.is_fused == (_module(path) == "to_qkv_mlp_proj")
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_attention_has_a_projection_per_stream(name: str) -> None:
+    explanation, _ = _explain(name, 4)
+    joint = [site for site in explanation.sites if ".attn" in site.module_path]
+    double = [site for site in joint if not site.module_path.startswith("single_")]
+    assert double
+    for site in double:
+        assert [len(leg.projections) for leg in (site.q, site.k, site.v)] == [2, 2, 2]
+
+
+def test_a_fused_gemm_is_cut_into_query_key_and_value() -> None:
+    explanation, _ = _explain("flux2", 4)
+    fused = [site for site in explanation.sites if site.module_path.startswith("single_")]
+    width = 12 * 16
+    assert len(fused) == 2
+    for site in fused:
+        columns = [leg.projections[0].columns for leg in (site.q, site.k, site.v)]
+        assert columns == [(0, width), (width, 2 * width), (2 * width, 3 * width)]
+
+
+def test_the_parallel_mlp_of_a_single_stream_block_is_independent() -> None:
+    explanation, _ = _explain("flux", 4)
+    single = [site for site in explanation.sites if site.module_path.startswith("single_")]
+    assert len(single) == 2
+    for site in single:
+        paths = [
+            max((entry[0] for entry in node.meta["nn_module_stack"].values()), key=len)
+            for node in site.independent
+        ]
+        assert any(path.endswith("proj_mlp") for path in paths), paths
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_group_that_is_a_part_of_the_world(rank: int) -> None:
+    small = SMALL_MODELS["wan"]
+    with fake_ranks(4, rank=rank):
+        model = small.build(num_layers=1)
+        inputs = small.inputs(model)
+        parallelize(model, ulysses_degree=2)
+        torch._dynamo.reset()
+        (site,) = cocodiff_compile.explain(model, **inputs).sites
+    assert site.q.exchange.ranks == ((0, 1) if rank == 0 else (2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    small = SMALL_MODELS["sd3"]
+    with fake_ranks(4):
+        model = small.build(num_layers=1, dtype=dtype)
+        inputs = small.inputs(model)
+        parallelize(model)
+        torch._dynamo.reset()
+        (site,) = cocodiff_compile.explain(model, **inputs).sites
+    tokens, heads, size = site.v.tokens_per_rank, site.v.num_heads, site.v.head_size
+    assert site.v.exchange.size_bytes == tokens * heads * size * 2
+
+
+def test_regional_compilation_finds_the_site_of_each_block() -> None:
+    small = SMALL_MODELS["flux"]
+    with fake_ranks(4):
+        model = small.build(num_layers=2)
+        inputs = small.inputs(model)
+        parallelize(model)
+        torch._dynamo.reset()
+        with cocodiff_compile.collect_reports() as reports, torch.no_grad():
+            model.compile_repeated_blocks(backend="cocodiff", fullgraph=True)
+            model(**inputs)
+    # One graph serves all blocks of a kind, but for the first: its inputs may have other strides.
+    assert len(reports) in (2, 3, 4)
+    assert all(len(report.summary["sites"]) == 1 for report in reports)
