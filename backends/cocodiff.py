@@ -23,11 +23,11 @@ from cocodiff_compile.compat import (
     without_autograd_cache,
 )
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.describe import describe_report, format_graph
-from cocodiff_compile.dumps import FolderDump, TraceDump
+from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
-from cocodiff_compile.pipeline import GraphPass, Pipeline, PipelineReport
-from cocodiff_compile.reports import GraphReport, publish
+from cocodiff_compile.report.collect import GraphReport, publish
+from cocodiff_compile.report.describe import describe_report, format_graph
+from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
 
 log = logging.getLogger(__name__)

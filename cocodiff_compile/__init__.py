@@ -7,8 +7,8 @@ cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transf
 
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.explain import Explanation, explain
-from cocodiff_compile.records import Declined, UlyssesSite
-from cocodiff_compile.reports import collect_reports
+from cocodiff_compile.graph.records import Declined, UlyssesSite
+from cocodiff_compile.report.collect import collect_reports
 
 __all__ = [
     "CompileConfig",

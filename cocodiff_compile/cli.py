@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from cocodiff_compile.small_models import SMALL_MODELS  # noqa: PLC0415
+    from cocodiff_compile.lab.small_models import SMALL_MODELS  # noqa: PLC0415
 
     demo = commands.add_parser(
         "demo",
@@ -57,7 +57,7 @@ def _run_demo(parsed: argparse.Namespace) -> int:
     except ImportError:
         print("cocodiff demo needs diffusers: pip install 'cocodiff-compile[diffusers]'")
         return 2
-    from cocodiff_compile.demo import DemoSettings, run_demo  # noqa: PLC0415
+    from cocodiff_compile.lab.demo import DemoSettings, run_demo  # noqa: PLC0415
 
     debug_dir = str(parsed.debug_dir) if parsed.debug_dir else None
     settings = DemoSettings(model=parsed.model, steps=parsed.steps, debug_dir=debug_dir)

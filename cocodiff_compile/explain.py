@@ -14,9 +14,9 @@ from torch.fx import GraphModule
 from cocodiff_compile.backends.cocodiff import compile_graph
 from cocodiff_compile.compat import FakeTensorMode, make_boxed_func
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.describe import format_graph
-from cocodiff_compile.records import Declined, UlyssesSite
-from cocodiff_compile.reports import GraphReport, collect_reports
+from cocodiff_compile.graph.records import Declined, UlyssesSite
+from cocodiff_compile.report.collect import GraphReport, collect_reports
+from cocodiff_compile.report.describe import format_graph
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,13 @@ from dataclasses import dataclass
 
 from torch.fx import Graph
 
-from cocodiff_compile.attention_cores import find_attention_cores
-from cocodiff_compile.independent_work import with_independent_work
-from cocodiff_compile.pipeline import PassResult
-from cocodiff_compile.records import Declined, Recognition, UlyssesSite
-from cocodiff_compile.ulysses_match import Exchanges, Surroundings, explain_orphans, match_site
+from cocodiff_compile.graph.attention_cores import find_attention_cores
+from cocodiff_compile.graph.exchanges import Exchanges, Surroundings
+from cocodiff_compile.graph.independent_work import with_independent_work
+from cocodiff_compile.graph.orphan_exchanges import explain_orphans
+from cocodiff_compile.graph.pipeline import PassResult
+from cocodiff_compile.graph.records import Declined, Recognition, UlyssesSite
+from cocodiff_compile.graph.ulysses_match import match_site
 
 
 @dataclass(frozen=True)

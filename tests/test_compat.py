@@ -6,10 +6,11 @@ import inspect
 
 import torch
 from torch import distributed as dist
+from torch._functorch import config
 
 from cocodiff_compile import compat
-from cocodiff_compile.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT
 from cocodiff_compile.errors import InvariantError, UserError
+from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT
 from tests.captured import fake_ranks
 
 
@@ -19,8 +20,6 @@ def test_compile_fx_takes_an_inner_compile_and_patches() -> None:
 
 
 def test_the_autograd_cache_has_its_switch() -> None:
-    from torch._functorch import config
-
     before = config.enable_autograd_cache
     with compat.without_autograd_cache():
         assert config.enable_autograd_cache is False

@@ -11,9 +11,9 @@ from torch import distributed as dist
 from torch import nn
 
 import cocodiff_compile
-from cocodiff_compile.local_ranks import run_local_ranks
+from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.small_models import SMALL_MODELS
 
 pytestmark = pytest.mark.gloo
 

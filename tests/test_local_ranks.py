@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from cocodiff_compile.local_ranks import RankFailedError, run_local_ranks, tell_parent
+from cocodiff_compile.lab.local_ranks import RankFailedError, run_local_ranks, tell_parent
 
 pytestmark = pytest.mark.gloo
 

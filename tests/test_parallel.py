@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
-from cocodiff_compile.local_ranks import run_local_ranks
+from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.small_models import SMALL_MODELS
 
 WORLD_SIZE = 4
 CASES = [(name, False) for name in SMALL_MODELS]

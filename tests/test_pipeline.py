@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from cocodiff_compile.aten import ALL_TO_ALL, WAIT, emit
 from cocodiff_compile.errors import InvariantError
+from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, emit
+from cocodiff_compile.graph.pipeline import PassResult, Pipeline
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
-from cocodiff_compile.pipeline import PassResult, Pipeline
 from tests.captured import capture, fake_ranks
 from tests.hand_written import WIDTH, Block
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.fx import GraphModule
 
 from cocodiff_compile import explain
-from cocodiff_compile.aten import ALL_TO_ALL
+from cocodiff_compile.graph.aten import ALL_TO_ALL
+from cocodiff_compile.graph.records import Declined
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.records import Declined
 from tests.captured import capture, fake_ranks
 from tests.hand_written import WIDTH, Block
 from tests.hand_written_declined import BYSTANDERS, NEAR_MISSES, NUM_RANKS, Broken, NearMiss

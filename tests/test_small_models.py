@@ -1,4 +1,4 @@
-"""Every public architecture: as many sites as it has Ulysses attentions, in one graph, roles right."""
+"""Every public architecture: a site per Ulysses attention, in one graph, with the right roles."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 import cocodiff_compile
 from cocodiff_compile.explain import Explanation
+from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.small_models import SMALL_MODELS
 from tests.captured import fake_ranks
 
 JOINT = ("flux", "flux2", "sd3", "qwen-image", "chroma", "hunyuan-video")
@@ -58,7 +58,11 @@ def test_every_ulysses_attention_is_a_site(name: str, masked: bool, num_ranks: i
 @pytest.mark.parametrize("name", SMALL_MODELS)
 def test_roles_are_those_of_the_modules_behind_them(name: str) -> None:
     """Roles come from the data flow; the modules' names, which no pass reads, must agree."""
-    spelling = {"q": ("to_q", "add_q_proj"), "k": ("to_k", "add_k_proj"), "v": ("to_v", "add_v_proj")}
+    spelling = {
+        "q": ("to_q", "add_q_proj"),
+        "k": ("to_k", "add_k_proj"),
+        "v": ("to_v", "add_v_proj"),
+    }
     explanation, _ = _explain(name, 4)
     for site in explanation.sites:
         for leg in (site.q, site.k, site.v):

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from torch.fx import Node
 
-from cocodiff_compile.layout import Size
+from cocodiff_compile.graph.layout import Size
 
 Role: TypeAlias = Literal["q", "k", "v", "o"]
 

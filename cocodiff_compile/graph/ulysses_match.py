@@ -5,38 +5,32 @@ Guards come first and raise `Refused`; the record is built last, from values tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from cocodiff_compile import layout
-from cocodiff_compile.aten import (
-    ALL_TO_ALL,
-    MATMUL,
+from cocodiff_compile.compat import group_ranks
+from cocodiff_compile.graph import layout
+from cocodiff_compile.graph.aten import (
     AllToAll,
     is_view,
-    parse_all_to_all,
-    rejoined,
     shape_of,
     size_bytes,
     value_of,
 )
-from cocodiff_compile.attention_cores import AttentionCore, Operand
-from cocodiff_compile.compat import group_ranks
-from cocodiff_compile.graph_walk import (
+from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
+from cocodiff_compile.graph.exchanges import Exchanges, Surroundings, before_views, view_path
+from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size
+from cocodiff_compile.graph.module_path import module_path_of
+from cocodiff_compile.graph.projections import projections_after, projections_before
+from cocodiff_compile.graph.records import Attention, Declined, Exchange, Leg, Role, UlyssesSite
+from cocodiff_compile.graph.walk import (
     Reached,
     Traced,
     trace,
     trace_root,
-    walk_back,
     walk_forward,
 )
-from cocodiff_compile.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size
-from cocodiff_compile.module_path import module_path_of
-from cocodiff_compile.projections import projections_after, projections_before
-from cocodiff_compile.records import Attention, Declined, Exchange, Leg, Role, UlyssesSite
 
 _ROLE_NAMES = {"q": "query", "k": "key", "v": "value", "o": "result"}
 
@@ -47,44 +41,6 @@ class Refused(Exception):
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
         self.node = node
-
-
-@dataclass(frozen=True)
-class Exchanges:
-    """The all-to-alls of a graph, found by their first and by their last node."""
-
-    by_start: Mapping[Node, AllToAll]
-    by_wait: Mapping[Node, AllToAll]
-
-    @classmethod
-    def of(cls, graph: Graph) -> Exchanges:
-        starts = graph.find_nodes(op="call_function", target=ALL_TO_ALL)
-        parsed = [found for start in starts if (found := parse_all_to_all(start)) is not None]
-        return cls({item.start: item for item in parsed}, {item.wait: item for item in parsed})
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Which exchanges an attention is fed by, per role, and which its result goes into."""
-
-    ways_in: Mapping[Role, list[Reached]]
-    ways_out: list[Reached]
-
-    @classmethod
-    def of(cls, core: AttentionCore, exchanges: Exchanges) -> Surroundings:
-        operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
-        ways_in = {
-            role: [way for way in walk_back(operand.node) if way.barrier in exchanges.by_wait]
-            for role, operand in operands.items()
-        }
-        ways_out = [way for way in walk_forward(core.output) if way.barrier in exchanges.by_start]
-        return cls(ways_in, ways_out)
-
-    def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
-        """Every exchange that touches this attention, once, ways in first."""
-        found = [exchanges.by_wait[way.barrier] for ways in self.ways_in.values() for way in ways]
-        found += [exchanges.by_start[way.barrier] for way in self.ways_out]
-        return list({item.start: item for item in found}.values())
 
 
 def match_site(
@@ -189,8 +145,8 @@ def _leg_in(
     role: Role, operand: Operand, way: Reached, exchanges: Exchanges, ranks: tuple[int, ...]
 ) -> Leg:
     all_to_all = exchanges.by_wait[way.barrier]
-    source = _before_views(all_to_all.source)
-    packed = trace_root(_view_path(source, all_to_all.source))
+    source = before_views(all_to_all.source)
+    packed = trace_root(view_path(source, all_to_all.source))
     scattered, received = _exchange(all_to_all, packed, len(ranks))
     unpacked = trace(received, way.path)
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
@@ -366,20 +322,6 @@ def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
             )
 
 
-def _before_views(node: Node) -> Node:
-    while is_view(node) or rejoined(node) is not None:
-        found = rejoined(node)
-        node = node.all_input_nodes[0] if found is None else found[0]
-    return node
-
-
-def _view_path(source: Node, end: Node) -> tuple[Node, ...]:
-    path = [end]
-    while path[-1] is not source:
-        path.append(path[-1].all_input_nodes[0])
-    return tuple(reversed(path))
-
-
 def _views_after(wait: Node) -> tuple[Node, ...]:
     """The chain of views a result runs through while it has one reader."""
     path = [wait]
@@ -393,52 +335,3 @@ def _describe(dims: Dims) -> str:
         return f"rank {factor.size}" if factor.source == RANK else str(factor.size)
 
     return "[" + ", ".join("x".join(map(name, dim)) or "1" for dim in dims) + "]"
-
-
-def explain_orphans(
-    orphans: Sequence[AllToAll], exchanges: Exchanges
-) -> tuple[list[Declined], list[Node]]:
-    """Of exchanges that touch no attention: those that look like Ulysses all the same, and why it
-    is not taken; and those of something else.
-    """
-    declined: list[Declined] = []
-    explained: set[Node] = set()
-    for item in orphans:
-        for way in walk_forward(item.wait):
-            if reason := _orphan_reason(item, way, exchanges):
-                declined.append(Declined(item.start, reason, module_path_of([item.start])))
-                explained |= {item.start, way.barrier}
-                break
-    return declined, [item.start for item in orphans if item.start not in explained]
-
-
-def _orphan_reason(item: AllToAll, way: Reached, exchanges: Exchanges) -> str:
-    if way.barrier.op == "output" and _may_scatter_heads(item):
-        return (
-            "the exchanged tensor leaves the graph before any attention reads it; a graph break "
-            "stands between them, `fullgraph=True` shows where"
-        )
-    other = exchanges.by_start.get(way.barrier)
-    if other is None or other.group != item.group:
-        return ""
-    unknown = [node.target for node in way.path[1:-1] if not is_view(node)]
-    between = ", ".join(map(str, unknown)) or "nothing but views"
-    return (
-        f"between this exchange and the next over group {other.group!r} stands {between}, no "
-        "attention this pass knows; use torch's scaled_dot_product_attention"
-    )
-
-
-def _may_scatter_heads(item: AllToAll) -> bool:
-    """Whether an exchange sends columns of a GEMM, as heads are; experts exchange whole rows."""
-    behind = [way for way in walk_back(item.source) if way.barrier.target in MATMUL]
-    path = behind[0].path if behind else _view_path(_before_views(item.source), item.source)
-    packed = trace_root(path)
-    if packed.stopped_by:
-        return True  # more than rows passed on: norms, rotations
-    try:
-        scattered, _ = layout.exchange(packed.dims, item.num_ranks)
-    except LayoutUnknown:
-        return False
-    columns = len(shape_of(path[0])) - 1
-    return scattered.source == columns if behind else scattered.source > 0

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.aten import (
+from cocodiff_compile.graph.aten import (
     BATCHED_MATMUL,
     FUSED_ATTENTION,
     added_mask,
@@ -17,7 +17,7 @@ from cocodiff_compile.aten import (
     parse_fused_attention,
     shape_of,
 )
-from cocodiff_compile.graph_walk import between, walk_back
+from cocodiff_compile.graph.walk import between, walk_back
 
 
 @dataclass(frozen=True)

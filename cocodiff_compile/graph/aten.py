@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from cocodiff_compile import layout
-from cocodiff_compile.layout import Dims, LayoutUnknown, Size
+from cocodiff_compile.graph import layout
+from cocodiff_compile.graph.layout import Dims, LayoutUnknown, Size
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from cocodiff_compile import layout
-from cocodiff_compile.aten import (
+from cocodiff_compile.graph import layout
+from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
     MATMUL,
     SLICING,
@@ -25,7 +25,7 @@ from cocodiff_compile.aten import (
     slice_of,
     step_layout,
 )
-from cocodiff_compile.layout import Dims, LayoutUnknown, Size
+from cocodiff_compile.graph.layout import Dims, LayoutUnknown, Size
 
 MAX_NODES_PER_WALK = 4096
 """Keeps recognition linear in the graph: no attention's surroundings are larger than this."""

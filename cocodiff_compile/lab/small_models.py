@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cocodiff_compile import small_model_inputs as inputs_of
-from cocodiff_compile.small_model_inputs import (
+from cocodiff_compile.lab import small_model_inputs as inputs_of
+from cocodiff_compile.lab.small_model_inputs import (
     LATENT_CHANNELS,
     POOLED_CHANNELS,
     TEXT_CHANNELS,

@@ -6,10 +6,10 @@ import math
 
 from torch.fx import Node
 
-from cocodiff_compile.aten import PROJECTION, bound, is_concatenation, shape_of
-from cocodiff_compile.graph_walk import Cut, Reached, trace_root, walk_back, walk_forward
-from cocodiff_compile.layout import Size, same
-from cocodiff_compile.records import Projection
+from cocodiff_compile.graph.aten import PROJECTION, bound, is_concatenation, shape_of
+from cocodiff_compile.graph.layout import Size, same
+from cocodiff_compile.graph.records import Projection
+from cocodiff_compile.graph.walk import Cut, Reached, trace_root, walk_back, walk_forward
 
 
 def projections_before(source: Node, part: Cut | None, batch: Size) -> tuple[Projection, ...]:

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.aten import FUSED_ATTENTION, MATMUL
-from cocodiff_compile.records import UlyssesSite
+from cocodiff_compile.graph.aten import FUSED_ATTENTION, MATMUL
+from cocodiff_compile.graph.records import UlyssesSite
 
 
 def with_independent_work(graph: Graph, sites: Sequence[UlyssesSite]) -> tuple[UlyssesSite, ...]:

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.aten import WAIT, is_collective
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.records import Declined, Recognition
+from cocodiff_compile.graph.aten import WAIT, is_collective
+from cocodiff_compile.graph.records import Declined, Recognition
 
 log = logging.getLogger(__name__)
 

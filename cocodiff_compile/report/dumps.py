@@ -12,9 +12,9 @@ import torch
 from torch.fx import GraphModule
 
 from cocodiff_compile.compat import trace_artifact
-from cocodiff_compile.describe import describe_report, format_graph
-from cocodiff_compile.dump_code import constants, op_counts, runnable_code
-from cocodiff_compile.pipeline import PassResult, PipelineReport
+from cocodiff_compile.graph.pipeline import PassResult, PipelineReport
+from cocodiff_compile.report.describe import describe_report, format_graph
+from cocodiff_compile.report.dump_code import constants, op_counts, runnable_code
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.layout import Size
-from cocodiff_compile.pipeline import PassRecord, PipelineReport
-from cocodiff_compile.records import Declined, Leg, UlyssesSite
+from cocodiff_compile.graph.layout import Size
+from cocodiff_compile.graph.pipeline import PassRecord, PipelineReport
+from cocodiff_compile.graph.records import Declined, Leg, UlyssesSite
 
 
 def number(size: Size) -> int | str:

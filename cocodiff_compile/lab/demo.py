@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import cocodiff_compile
-from cocodiff_compile.describe import format_bytes, format_graph, format_table
-from cocodiff_compile.local_ranks import run_local_ranks, tell_parent
+from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
+from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
 from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.small_models import SMALL_MODELS, SmallModel
+from cocodiff_compile.report.describe import format_bytes, format_graph, format_table
 
 NUM_NODES = 2
 TILES_PER_NODE = 2

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.aten import bound, is_collective
 from cocodiff_compile.compat import group_ranks, optimization_hint
+from cocodiff_compile.graph.aten import bound, is_collective
 
 _TEMPLATE = '''"""{title}
 

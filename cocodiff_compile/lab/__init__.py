@@ -1,0 +1,1 @@
+"""Small models and local ranks to run things on, and the demo."""

@@ -1,0 +1,1 @@
+"""What the backend did, written down: as data, as tables, as files that run."""
