@@ -86,6 +86,18 @@ def _flux(_model: nn.Module) -> Mapping[str, Any]:
     }
 
 
+def _qwen_image(model: nn.Module) -> Mapping[str, Any]:
+    # The mask stays whole: our processor joins it with the image's on every rank alike.
+    plan: Mapping[str, Any] = model._cp_plan  # type: ignore[assignment]
+    whole = "encoder_hidden_states_mask"
+    return {
+        name: {key: split for key, split in entry.items() if key != whole}
+        if isinstance(entry, Mapping)
+        else entry
+        for name, entry in plan.items()
+    }
+
+
 def _ltx(_model: nn.Module) -> Mapping[str, Any]:
     # The mask stays whole: the keys it belongs to are whole after the exchange.
     return {
@@ -148,6 +160,7 @@ _SHIPPED: Mapping[str, _Shipped] = {
     "SD3Transformer2DModel": _Shipped(_sd3),
     "ChromaTransformer2DModel": _Shipped(_flux, masks=(JointMask("", text_first=True),)),
     "LTXVideoTransformer3DModel": _Shipped(_ltx),
+    "QwenImageTransformer2DModel": _Shipped(_qwen_image),
     "HunyuanVideoTransformer3DModel": _Shipped(
         _hunyuan_video,
         masks=(

@@ -9,7 +9,13 @@ import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor, apply_rotary_emb
+from diffusers.models.transformers.transformer_qwenimage import (
+    QwenDoubleStreamAttnProcessor2_0,
+    apply_rotary_emb_qwen,
+)
 from torch import nn
+
+from cocodiff_compile.parallel.mask_order import interleave_ranks
 
 if TYPE_CHECKING:
     from cocodiff_compile.parallel.plans import ModelPlan
@@ -53,9 +59,9 @@ class UlyssesJointAttnProcessor(_UlyssesProcessor):
             # The stock processor drops it in silence.
             raise ValueError("SD3's joint attention takes no attention_mask: leave it out.")
         num_image = hidden_states.shape[1]
-        legs = self._image_legs(attn, hidden_states)
+        legs = _image_legs(attn, hidden_states)
         if encoder_hidden_states is not None:
-            text = self._text_legs(attn, encoder_hidden_states)
+            text = _text_legs(attn, encoder_hidden_states)
             legs = tuple(torch.cat(pair, dim=1) for pair in zip(legs, text, strict=True))
         joint = self._attend(*legs)
         image: torch.Tensor = attn.to_out[1](attn.to_out[0](joint[:, :num_image]))
@@ -64,13 +70,15 @@ class UlyssesJointAttnProcessor(_UlyssesProcessor):
         text_out = joint[:, num_image:]
         return image, text_out if attn.context_pre_only else attn.to_add_out(text_out)
 
-    def _image_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        projections = (attn.to_q, attn.to_k, attn.to_v)
-        return _legs(attn, x, projections, (attn.norm_q, attn.norm_k, None))
 
-    def _text_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        projections = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-        return _legs(attn, x, projections, (attn.norm_added_q, attn.norm_added_k, None))
+def _image_legs(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    projections = (attn.to_q, attn.to_k, attn.to_v)
+    return _legs(attn, x, projections, (attn.norm_q, attn.norm_k, None))
+
+
+def _text_legs(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    projections = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
+    return _legs(attn, x, projections, (attn.norm_added_q, attn.norm_added_k, None))
 
 
 def _legs(attn: Any, x: torch.Tensor, projections: Any, norms: Any) -> tuple[torch.Tensor, ...]:
@@ -106,10 +114,63 @@ class UlyssesLTXAttnProcessor(_UlyssesProcessor):
         return projected
 
 
+class UlyssesQwenAttnProcessor(_UlyssesProcessor):
+    """QwenDoubleStreamAttnProcessor2_0, but a text mask comes whole, as every rank has it.
+
+    The stock one takes this rank's share and gathers the rest over the network in every block, into
+    a buffer of booleans that Inductor's C++ code generation fails on.
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        encoder_hidden_states_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if attention_mask is not None:
+            raise ValueError(
+                "Qwen-Image's joint attention takes no attention_mask: pass the text's as "
+                "encoder_hidden_states_mask."
+            )
+        num_text, num_image = encoder_hidden_states.shape[1], hidden_states.shape[1]
+        image, text = _image_legs(attn, hidden_states), _text_legs(attn, encoder_hidden_states)
+        if image_rotary_emb is not None:
+            image = _rotate(image, image_rotary_emb[0])
+            text = _rotate(text, image_rotary_emb[1])
+        query, key, value = (torch.cat(pair, dim=1) for pair in zip(text, image, strict=True))
+        mask = self._joint_mask(encoder_hidden_states_mask, num_text, num_image)
+        joint = self._attend(query, key, value, mask)
+        image_out: torch.Tensor = joint[:, num_text:].contiguous()
+        for layer in attn.to_out:
+            image_out = layer(image_out)
+        return image_out, attn.to_add_out(joint[:, :num_text].contiguous())
+
+    def _joint_mask(
+        self, text_mask: torch.Tensor | None, num_text: int, num_image: int
+    ) -> torch.Tensor | None:
+        """[batch, 1, 1, tokens], rank by rank as after the exchange; images are never masked."""
+        if text_mask is None:
+            return None
+        degree = self._parallel_config.context_parallel_config.ulysses_degree
+        image_mask = text_mask.new_ones((text_mask.shape[0], degree * num_image))
+        joint = torch.cat([text_mask, image_mask], dim=1)
+        return interleave_ranks(joint, num_text, num_image, degree)[:, None, None]
+
+
+def _rotate(legs: tuple[torch.Tensor, ...], freqs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    query, key, value = legs
+    query, key = (apply_rotary_emb_qwen(leg, freqs, use_real=False) for leg in (query, key))
+    return query, key, value
+
+
 # By exact type: what a subclass changes is unknown here.
 REPLACED: Mapping[type, type[_UlyssesProcessor]] = {
     JointAttnProcessor2_0: UlyssesJointAttnProcessor,
     LTXVideoAttnProcessor: UlyssesLTXAttnProcessor,
+    QwenDoubleStreamAttnProcessor2_0: UlyssesQwenAttnProcessor,
 }
 
 
