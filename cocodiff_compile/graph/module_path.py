@@ -8,11 +8,11 @@ from itertools import takewhile
 
 from torch.fx import Node
 
-_ROOT = re.compile(r"^L\['args'\]\[\d+\]|^L\[[^\]]*\]")
+_ROOT = re.compile(r"^L\[[^\]]*\]")
 # What hooks and wrappers leave in Dynamo's names between one module and the next.
 _WRAPPERS = re.compile(
-    r"\.(forward|func|cell_contents|__self__|__dict__|_modules|_orig_mod|__closure__\[\d+\])(?=[.\[]|$)"
-    r"|\['_modules'\]"
+    r"\.(forward|func|args\[\d+\]|cell_contents|__self__|__dict__|__closure__\[\d+\])(?=[.\[]|$)"
+    r"|\.(_modules|_orig_mod)(?=[.\[]|$)|\['_modules'\]"
 )
 _INDEX = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import platform
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,14 +62,15 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
         f"{num_ranks} gloo ranks ({NUM_NODES} emulated nodes x {TILES_PER_NODE} tiles), "
         "compiled by backend 'cocodiff'; the first step compiles"
     )
-    ranks = run_local_ranks(
-        _compiled_rank,
-        num_ranks,
-        settings,
-        timeout_s=1200,
-        ranks_per_node=TILES_PER_NODE,
-        on_message=progress.from_rank,
-    )
+    with progress.while_waiting("  still compiling"):
+        ranks = run_local_ranks(
+            _compiled_rank,
+            num_ranks,
+            settings,
+            timeout_s=1200,
+            ranks_per_node=TILES_PER_NODE,
+            on_message=progress.from_rank,
+        )
     result = _compare(settings, eager, ranks)
     print("\n" + format_graph(ranks[0]["graphs"][0]))
     print("\n" + _format_result(result))
@@ -78,13 +81,32 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
 
 
 class _Progress:
+    """Lines with the seconds since the start; one every 15 s while nothing else is heard."""
+
     def __init__(self) -> None:
         self._begin = time.monotonic()
+        self._heard = threading.Event()
+
+    @contextmanager
+    def while_waiting(self, text: str) -> Iterator[None]:
+        self._heard.clear()
+        ticker = threading.Thread(target=self._tick, args=(text,), daemon=True)
+        ticker.start()
+        try:
+            yield
+        finally:
+            self._heard.set()
+            ticker.join()
+
+    def _tick(self, text: str) -> None:
+        while not self._heard.wait(timeout=15):
+            self.say(text)
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._begin:6.1f} s] {text}", flush=True)
 
     def from_rank(self, rank: int, text: str) -> None:
+        self._heard.set()
         if rank == 0:
             self.say(f"  rank 0: {text}")
 
