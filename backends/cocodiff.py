@@ -23,6 +23,7 @@ from cocodiff_compile.compat import (
     without_autograd_cache,
 )
 from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.report.collect import GraphReport, publish
@@ -55,15 +56,27 @@ def compile_graph(
     config: CompileConfig,
     generate: InnerCompile,
     mode: str | None = None,
+    say: bool = True,
 ) -> Any:
-    """Captures `gm` down to ATen, runs the pipeline, and lets `generate` make it callable."""
+    """Captures `gm` down to ATen, runs the pipeline, and lets `generate` make it callable.
+
+    With `say`, what was declined or not found is logged.
+    """
+    inner = functools.partial(_compile_inner, config=config, generate=generate, say=say)
     with without_autograd_cache():
         return compile_fx(
-            gm,
-            example_inputs,
-            inner_compile=functools.partial(_compile_inner, config=config, generate=generate),
-            config_patches=list_mode_options(mode) if mode else None,
+            gm, example_inputs, inner_compile=inner, config_patches=_mode_patches(mode)
         )
+
+
+def _mode_patches(mode: str | None) -> dict[str, Any] | None:
+    if mode is None:
+        return None
+    try:
+        patches: dict[str, Any] = list_mode_options(mode)
+    except RuntimeError as error:
+        raise UserError(f"mode={mode!r}: {error}") from None
+    return patches
 
 
 def _compile_inner(
@@ -72,6 +85,7 @@ def _compile_inner(
     *,
     config: CompileConfig,
     generate: InnerCompile,
+    say: bool,
     **inductor_options: Any,
 ) -> Any:
     if not inductor_options.get("is_inference", False):
@@ -82,11 +96,11 @@ def _compile_inner(
             "model under torch.no_grad() or torch.inference_mode()",
         )
     else:
-        _run_passes(gm, config)
+        _run_passes(gm, config, say)
     return generate(gm, example_inputs, **inductor_options)
 
 
-def _run_passes(gm: GraphModule, config: CompileConfig) -> None:
+def _run_passes(gm: GraphModule, config: CompileConfig, say: bool) -> None:
     number, rank = next(_graph_numbers), _rank()
     dumps: list[FolderDump | TraceDump] = [TraceDump()]
     if config.debug_dir is not None:
@@ -95,7 +109,8 @@ def _run_passes(gm: GraphModule, config: CompileConfig) -> None:
     report = Pipeline(_passes(config), tuple(dumps)).run(gm)
     for dump in dumps:
         dump.finished(report)
-    _say_what_was_found(report, config, number)
+    if say:
+        _say_what_was_found(report, config, number)
     publish(GraphReport(number, rank, config, report, describe_report(report)))
 
 
@@ -124,8 +139,8 @@ def _no_site_message() -> str:
             f"{message}: no process group is initialised, call torch.distributed.init_process_group"
         )
     return (
-        f"{message}; turn Ulysses on before compiling, for example with "
-        "cocodiff_compile.parallel.parallelize(model)"
+        f"{message}; if no graph of the model holds one, turn Ulysses on before compiling, for "
+        "example with cocodiff_compile.parallel.parallelize(model)"
     )
 
 

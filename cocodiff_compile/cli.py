@@ -37,7 +37,9 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument("--model", choices=sorted(SMALL_MODELS), default="flux")
     demo.add_argument("--steps", type=_positive, default=4, help="denoising steps (default: 4)")
-    demo.add_argument("--json", type=Path, metavar="FILE", help="write the table to FILE as JSON")
+    demo.add_argument(
+        "--json", type=_file_in_a_folder, metavar="FILE", help="write the table to FILE as JSON"
+    )
     demo.add_argument(
         "--debug-dir", type=Path, metavar="DIR", help="write every rank's graphs below DIR"
     )
@@ -45,10 +47,16 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _file_in_a_folder(text: str) -> Path:
+    path = Path(text)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.absolute().parent}")
+    return path
 
 
 def _run_demo(parsed: argparse.Namespace) -> int:
@@ -61,7 +69,11 @@ def _run_demo(parsed: argparse.Namespace) -> int:
 
     debug_dir = str(parsed.debug_dir) if parsed.debug_dir else None
     settings = DemoSettings(model=parsed.model, steps=parsed.steps, debug_dir=debug_dir)
-    return run_demo(settings, parsed.json)
+    try:
+        return run_demo(settings, parsed.json)
+    except KeyboardInterrupt:
+        print("\ninterrupted; all ranks were ended")
+        return 130
 
 
 if __name__ == "__main__":

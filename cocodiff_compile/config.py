@@ -67,9 +67,9 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         if key in allowed:
             continue
         close = difflib.get_close_matches(str(key), allowed, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise UserError(
-            f"unknown option {key!r} for backend 'cocodiff'{hint} Allowed: {', '.join(allowed)}"
+            f"unknown option {key!r} for backend 'cocodiff'{hint}; allowed: {', '.join(allowed)}"
         )
 
 
@@ -148,9 +148,16 @@ def _check_debug_dir(value: object) -> Path | None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise _refuse("debug_dir", value, "None, or the path of a folder")
-    path = Path(value).expanduser()
-    if path.exists() and not path.is_dir():
-        raise _refuse("debug_dir", value, "the path of a folder; this one is a file")
+    if Path(value).is_file():
+        raise _refuse("debug_dir", value, "None, or the path of a folder; this one is a file")
+    try:
+        path = Path(value).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        path.joinpath(".writable").touch()
+        path.joinpath(".writable").unlink()
+    except (OSError, ValueError) as error:
+        allowed = f"None, or the path of a folder that can be written to ({error})"
+        raise _refuse("debug_dir", value, allowed) from None
     return path
 
 

@@ -41,8 +41,9 @@ class Explanation:
     def __str__(self) -> str:
         if not self.graphs:
             return "nothing to explain: no inference graph was captured"
-        count = len(self.graphs)
-        head = f"{count} graph{'s' if count > 1 else ''}, {len(self.sites)} Ulysses attentions"
+        head = (
+            f"{_count(len(self.graphs), 'graph')}, {_count(len(self.sites), 'Ulysses attention')}"
+        )
         tables = [
             f"graph {place}\n{format_graph(graph.summary)}"
             for place, graph in enumerate(self.graphs)
@@ -50,21 +51,29 @@ class Explanation:
         return "\n\n".join([head, *tables])
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def explain(
     model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> Explanation:
     """Captures `model(*args, **kwargs)`, runs every pass, and tells what was found and done.
 
-    No code is generated and nothing is computed: behind a graph break the next piece sees zeros of
-    the right shapes. Gradients are off during the call.
+    No code is generated and nothing is computed: behind a graph break the next piece, and Python
+    code that reads values, see zeros of the right shapes. Gradients are off during the call. What
+    torch.compile has compiled of this model, and may still compile, is not touched.
     """
     config = CompileConfig.from_options(options)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, example_inputs, config, _stand_in)
+        return compile_graph(gm, example_inputs, config, _stand_in, say=False)
 
     with collect_reports() as reports, torch.no_grad():
-        torch.compile(model, backend=backend)(*args, **kwargs)
+        compiled = torch.compile(  # type: ignore[call-overload]
+            model, backend=backend, isolate_recompiles=True
+        )
+        compiled(*args, **kwargs)
     return Explanation(tuple(reports))
 
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, AllToAll, is_view, parse_all_to_all, rejoined
+from cocodiff_compile.graph.aten import (
+    ALL_TO_ALL,
+    SLICING,
+    WAIT,
+    AllToAll,
+    is_view,
+    parse_all_to_all,
+    rejoined,
+)
 from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
 from cocodiff_compile.graph.records import Role
 from cocodiff_compile.graph.walk import Reached, walk_back, walk_forward
@@ -33,6 +41,10 @@ class Surroundings:
 
     ways_in: Mapping[Role, list[Reached]]
     ways_out: list[Reached]
+    collectives: Mapping[Role, Node]
+    """Where another collective stands between a role and its exchange: that collective."""
+    behind: tuple[AllToAll, ...]
+    """The exchanges behind those collectives."""
 
     @classmethod
     def of(cls, core: AttentionCore, exchanges: Exchanges) -> Surroundings:
@@ -42,13 +54,32 @@ class Surroundings:
             for role, operand in operands.items()
         }
         ways_out = [way for way in walk_forward(core.output) if way.barrier in exchanges.by_start]
-        return cls(ways_in, ways_out)
+        collectives: dict[Role, Node] = {}
+        behind: list[AllToAll] = []
+        for role, operand in operands.items():
+            for collective in _other_collectives(operand.node, exchanges):
+                reached = walk_back(collective.all_input_nodes[0])
+                found = [way.barrier for way in reached if way.barrier in exchanges.by_wait]
+                if found:
+                    collectives.setdefault(role, collective)
+                    behind += [exchanges.by_wait[wait] for wait in found]
+        return cls(ways_in, ways_out, collectives, tuple(behind))
 
     def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
         """Every exchange that touches this attention, once, ways in first."""
         found = [exchanges.by_wait[way.barrier] for ways in self.ways_in.values() for way in ways]
         found += [exchanges.by_start[way.barrier] for way in self.ways_out]
+        found += self.behind
         return list({item.start: item for item in found}.values())
+
+
+def _other_collectives(node: Node, exchanges: Exchanges) -> list[Node]:
+    waits = [
+        way.barrier
+        for way in walk_back(node)
+        if way.barrier.target is WAIT and way.barrier not in exchanges.by_wait
+    ]
+    return [wait.all_input_nodes[0] for wait in waits]
 
 
 def before_views(node: Node) -> Node:
@@ -65,3 +96,25 @@ def view_path(source: Node, end: Node) -> tuple[Node, ...]:
     while path[-1] is not source:
         path.append(path[-1].all_input_nodes[0])
     return tuple(reversed(path))
+
+
+def views_after(wait: Node) -> tuple[Node, ...]:
+    """The chain of views a result runs through; of several readers, the first that is a view."""
+    path = [wait]
+    while ahead := _next_view(path[-1]):
+        path += ahead
+    return tuple(path)
+
+
+def _next_view(node: Node) -> tuple[Node, ...]:
+    """The way to the next view of all of `node`: a reader, or a join of all its parts."""
+    for reader in node.users:
+        if is_view(reader):
+            return (reader,)
+        parts = list(reader.users) if reader.target in SLICING else []
+        for part in parts:
+            for way in ((reader, part), *((reader, part, joined) for joined in part.users)):
+                found = rejoined(way[-1])
+                if found is not None and found[0] is node:
+                    return way
+    return ()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from cocodiff_compile.graph import layout
-from cocodiff_compile.graph.aten import MATMUL, AllToAll, is_view, shape_of
+from cocodiff_compile.graph.aten import BATCHED_MATMUL, MATMUL, AllToAll, is_view, shape_of
 from cocodiff_compile.graph.exchanges import Exchanges, before_views, view_path
 from cocodiff_compile.graph.layout import LayoutUnknown
 from cocodiff_compile.graph.module_path import module_path_of
@@ -23,30 +23,57 @@ def explain_orphans(
     """
     declined: list[Declined] = []
     explained: set[Node] = set()
+    unclaimed = {item.start for item in orphans}
     for item in orphans:
-        for way in walk_forward(item.wait):
-            if reason := _orphan_reason(item, way, exchanges):
-                declined.append(Declined(item.start, reason, module_path_of([item.start])))
-                explained |= {item.start, way.barrier}
-                break
+        if item.start in explained:
+            continue  # the way out of an exchange declined before
+        if reason := _orphan_reason(item, exchanges, unclaimed):
+            declined.append(Declined(item.start, reason, module_path_of([item.start])))
+            explained |= {item.start, *_starts_ahead(item, exchanges)}
     return declined, [item.start for item in orphans if item.start not in explained]
 
 
-def _orphan_reason(item: AllToAll, way: Reached, exchanges: Exchanges) -> str:
-    if way.barrier.op == "output" and _may_scatter_heads(item):
+def _orphan_reason(item: AllToAll, exchanges: Exchanges, unclaimed: set[Node]) -> str:
+    for way in walk_forward(item.wait):
+        other = exchanges.by_start.get(way.barrier)
+        if other is not None and other.group == item.group:
+            return _between_exchanges(way, other, other.start in unclaimed)
+    if not _may_scatter_heads(item):
+        return ""
+    if any(way.barrier.op == "output" for way in walk_forward(item.wait)):
         return (
             "the exchanged tensor leaves the graph before any attention reads it; a graph break "
             "stands between them, `fullgraph=True` shows where"
         )
-    other = exchanges.by_start.get(way.barrier)
-    if other is None or other.group != item.group:
-        return ""
+    return (
+        "heads are exchanged, but what reads them is no attention this pass knows: a softmax "
+        "between two batched matmuls, or one of torch's attention ops"
+    )
+
+
+def _between_exchanges(way: Reached, other: AllToAll, is_unclaimed: bool) -> str:
     unknown = [node.target for node in way.path[1:-1] if not is_view(node)]
     between = ", ".join(map(str, unknown)) or "nothing but views"
+    if not is_unclaimed:
+        return f"the exchanged tensor joins the result of an attention on its way out, by {between}"
     return (
         f"between this exchange and the next over group {other.group!r} stands {between}, no "
         "attention this pass knows; use torch's scaled_dot_product_attention"
     )
+
+
+def _starts_ahead(item: AllToAll, exchanges: Exchanges, matmuls: int = 3) -> set[Node]:
+    """Exchanges over the same group that the data reach through at most `matmuls` matmuls."""
+    found: set[Node] = set()
+    begin = [item.wait]
+    for _ in range(matmuls + 1):
+        barriers = [way.barrier for node in begin for way in walk_forward(node)]
+        starts = [exchanges.by_start[node] for node in barriers if node in exchanges.by_start]
+        found |= {start.start for start in starts if start.group == item.group}
+        if found:
+            break
+        begin = [node for node in barriers if node.target in BATCHED_MATMUL]
+    return found
 
 
 def _may_scatter_heads(item: AllToAll) -> bool:

@@ -13,13 +13,19 @@ from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.aten import (
     AllToAll,
-    is_view,
+    bound,
     shape_of,
     size_bytes,
     value_of,
 )
 from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
-from cocodiff_compile.graph.exchanges import Exchanges, Surroundings, before_views, view_path
+from cocodiff_compile.graph.exchanges import (
+    Exchanges,
+    Surroundings,
+    before_views,
+    view_path,
+    views_after,
+)
 from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size
 from cocodiff_compile.graph.module_path import module_path_of
 from cocodiff_compile.graph.projections import projections_after, projections_before
@@ -86,11 +92,7 @@ def _refuse_missing(core: AttentionCore, around: Surroundings) -> None:
     for role, ways in around.ways_in.items():
         name = _ROLE_NAMES[role]
         if not ways:
-            raise Refused(
-                core.nodes[0],
-                f"the {name} of this attention comes from no all-to-all, other parts of it do; "
-                "exchange query, key and value alike",
-            )
+            raise Refused(core.nodes[0], _why_missing(name, around.collectives.get(role)))
         if len(ways) > 1:
             names = ", ".join(way.barrier.name for way in ways)
             raise Refused(
@@ -108,6 +110,19 @@ def _refuse_missing(core: AttentionCore, around: Surroundings) -> None:
             around.ways_out[1].barrier,
             f"the result goes into {len(around.ways_out)} all-to-alls ({names}), one is expected",
         )
+
+
+def _why_missing(name: str, collective: Node | None) -> str:
+    if collective is not None:
+        return (
+            f"between an exchange and the {name} of this attention stands {collective.target} "
+            f"over group {bound(collective).get('group_name')!r}; Ulysses together with ring or "
+            "gathered attention is not supported"
+        )
+    return (
+        f"the {name} of this attention comes from no all-to-all, other parts of it do; exchange "
+        "query, key and value alike"
+    )
 
 
 def _common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
@@ -151,14 +166,14 @@ def _leg_in(
     unpacked = trace(received, way.path)
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
     _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered)
-    heads_per_rank = _heads_per_rank(operand, unpacked, scattered)
-    batch = 1 if operand.head_dim == 0 else shape_of(operand.node)[0]
+    heads_per_rank, samples = _heads_and_samples(operand, unpacked, scattered)
+    part = unpacked.cuts[-1] if unpacked.cuts else None
     return Leg(
         role=role,
         exchange=_record(
             all_to_all, "in", source, unpacked.node, ranks, (scattered.source, gather_dim)
         ),
-        projections=projections_before(source, unpacked.cuts[-1] if unpacked.cuts else None, batch),
+        projections=projections_before(source, part, samples),
         num_heads=heads_per_rank * len(ranks),
         head_size=shape_of(operand.node)[operand.size_dim],
         tokens_per_rank=layout.product(unpacked.dims[gather_dim][1:]),
@@ -179,7 +194,7 @@ def _leg_out(
             packed.node, f"between attention and the exchange of its result: {packed.stopped_by}"
         )
     scattered, received = _exchange(all_to_all, packed, len(ranks))
-    unpacked = trace(received, _views_after(all_to_all.wait))
+    unpacked = trace(received, views_after(all_to_all.wait))
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "heads")
     if scattered.source != core.output_token_dim:
         raise Refused(
@@ -187,8 +202,7 @@ def _leg_out(
             f"the way out scatters dim {scattered.source} of the result, "
             f"its tokens are dim {core.output_token_dim}",
         )
-    if any(factor.source == scattered.source for factor in unpacked.dims[gather_dim]):
-        raise Refused(all_to_all.wait, "the way out gathers the tokens it scattered, not heads")
+    _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim)
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
     return Leg(
         role="o",
@@ -200,6 +214,25 @@ def _leg_out(
         head_size=shape_of(core.output)[-1],
         tokens_per_rank=scattered.stride,
     )
+
+
+def _refuse_other_than_heads(
+    all_to_all: AllToAll, core: AttentionCore, dims: Dims, gather_dim: int
+) -> None:
+    """The sending rank must stand right before the heads it held, or before their elements."""
+    behind = [factor for dim in dims[gather_dim:] for factor in dim][1:]
+    head_dim, size_dim = core.output_token_dim - 1, core.output_token_dim + 1
+    if not behind or behind[0].source not in (head_dim, size_dim):
+        raise Refused(
+            all_to_all.wait,
+            f"the way out gathers something else than heads: the sending rank stands before "
+            f"{behind[0].size if behind else 'nothing'} in {_describe(dims)}",
+        )
+    if not layout.same(behind[0].stride, 1):
+        raise Refused(
+            all_to_all.wait,
+            f"the way out gathers samples, not heads: rank before sample in {_describe(dims)}",
+        )
 
 
 def _record(
@@ -229,7 +262,11 @@ def _exchange(all_to_all: AllToAll, packed: Traced, num_ranks: int) -> tuple[Fac
     try:
         return layout.exchange(packed.dims, num_ranks)
     except LayoutUnknown as unknown:
-        raise Refused(all_to_all.start, f"what goes to which rank is unclear: {unknown}") from None
+        raise Refused(
+            all_to_all.start,
+            f"what goes to which of the {num_ranks} ranks is unclear: {unknown}; heads and tokens "
+            "must divide by the number of ranks",
+        ) from None
 
 
 def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
@@ -300,16 +337,20 @@ def _larger(left: Size, right: Size) -> bool:
     return layout.divides(right, left) and not layout.same(left, right)
 
 
-def _heads_per_rank(operand: Operand, unpacked: Traced, scattered: Factor) -> Size:
-    """Heads a rank holds after the exchange, not counting repeats for grouped queries."""
+def _heads_and_samples(operand: Operand, unpacked: Traced, scattered: Factor) -> tuple[Size, Size]:
+    """Heads a rank holds after the exchange, without repeats for grouped queries; and samples."""
+    shape = shape_of(operand.node)
     if unpacked.node is not operand.node:
-        return shape_of(operand.node)[operand.head_dim]
+        return shape[operand.head_dim], shape[0] if operand.head_dim > 0 else 1
+    # Samples may share the dim: they come before the scattered dim, or from the rows of tokens.
+    tokens = _sources(unpacked.dims[operand.token_dim])
     factors = [item for item in unpacked.dims[operand.head_dim] if item.source != BROADCAST]
-    # Samples may stand in the same dim; the heads are what the exchange scattered.
-    for source in (scattered.source, scattered.source + 1):
-        if own := [item for item in factors if item.source == source]:
-            return layout.product(own)
-    return 1
+    heads = [
+        item for item in factors if item.source >= scattered.source and item.source not in tokens
+    ]
+    samples = [item for item in factors if item not in heads]
+    lead = unpacked.dims[0] if operand.head_dim > 0 else ()
+    return layout.product(heads), layout.product([*samples, *lead])
 
 
 def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
@@ -320,14 +361,6 @@ def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
                 f"the exchanged {_ROLE_NAMES[leg.role]} also feeds {way.barrier.name} "
                 f"({way.barrier.target}), not this attention alone",
             )
-
-
-def _views_after(wait: Node) -> tuple[Node, ...]:
-    """The chain of views a result runs through while it has one reader."""
-    path = [wait]
-    while len(path[-1].users) == 1 and is_view(reader := next(iter(path[-1].users))):
-        path.append(reader)
-    return tuple(path)
 
 
 def _describe(dims: Dims) -> str:

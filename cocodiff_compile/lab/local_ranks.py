@@ -58,7 +58,7 @@ def run_local_ranks(
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe(duplex=False)
                 place = _rank_variables(rank, num_ranks, per_node)
-                arguments = (theirs, store, place, worker, rank, num_ranks, args)
+                arguments = (theirs, os.getpid(), store, place, worker, rank, num_ranks, args)
                 process = context.Process(target=_run_rank, args=arguments, daemon=False)
                 process.start()
                 theirs.close()
@@ -84,6 +84,7 @@ def _rank_variables(rank: int, num_ranks: int, per_node: int) -> dict[str, str]:
 
 def _run_rank(
     end: Connection,
+    parent: int,
     store: str,
     place: dict[str, str],
     worker: Worker,
@@ -93,7 +94,7 @@ def _run_rank(
 ) -> None:
     global _parent  # noqa: PLW0603  (one worker per process)
     _parent = end
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     os.environ.update(place)
     torch.set_num_threads(1)
     try:
