@@ -166,7 +166,7 @@ def _leg_in(
     unpacked = trace(received, way.path)
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
     _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered)
-    heads_per_rank, samples = _heads_and_samples(operand, unpacked, scattered)
+    heads_per_rank, samples = _heads_and_samples(operand, unpacked, gather_dim, scattered)
     part = unpacked.cuts[-1] if unpacked.cuts else None
     return Leg(
         role=role,
@@ -337,20 +337,32 @@ def _larger(left: Size, right: Size) -> bool:
     return layout.divides(right, left) and not layout.same(left, right)
 
 
-def _heads_and_samples(operand: Operand, unpacked: Traced, scattered: Factor) -> tuple[Size, Size]:
-    """Heads a rank holds after the exchange, without repeats for grouped queries; and samples."""
-    shape = shape_of(operand.node)
-    if unpacked.node is not operand.node:
-        return shape[operand.head_dim], shape[0] if operand.head_dim > 0 else 1
-    # Samples may share the dim: they come before the scattered dim, or from the rows of tokens.
-    tokens = _sources(unpacked.dims[operand.token_dim])
-    factors = [item for item in unpacked.dims[operand.head_dim] if item.source != BROADCAST]
-    heads = [
-        item for item in factors if item.source >= scattered.source and item.source not in tokens
+def _heads_and_samples(
+    operand: Operand, unpacked: Traced, gather_dim: int, scattered: Factor
+) -> tuple[Size, Size]:
+    """Heads a rank holds after the exchange, without repeats for grouped queries; and samples.
+
+    Heads and their elements come from the scattered dim and those after it, whatever dims of the
+    operand they stand in; what is left beside the tokens are samples.
+    """
+    tokens = _sources(unpacked.dims[gather_dim])
+    others = [
+        factor
+        for dim, factors in enumerate(unpacked.dims)
+        for factor in factors
+        if dim != gather_dim and factor.source != BROADCAST
     ]
-    samples = [item for item in factors if item not in heads]
-    lead = unpacked.dims[0] if operand.head_dim > 0 else ()
-    return layout.product(heads), layout.product([*samples, *lead])
+    of_heads = {f.source for f in others if f.source >= scattered.source} - tokens
+    elements = layout.product([factor for factor in others if factor.source in of_heads])
+    samples = layout.product([factor for factor in others if factor.source not in of_heads])
+    head_size = shape_of(operand.node)[operand.size_dim]
+    if not layout.divides(head_size, elements):
+        raise Refused(
+            unpacked.node,
+            f"a token has {elements} elements per rank after the exchange, which are no whole "
+            f"number of heads of {head_size}",
+        )
+    return elements // head_size, samples
 
 
 def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
