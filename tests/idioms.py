@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests import hand_written as hw
+from tests import hand_written_more as more
 from tests.hand_written import HEAD_SIZE, HEADS, WIDTH
 
 INNER = HEADS * HEAD_SIZE
@@ -22,6 +23,9 @@ JOINED = {
     "o": ("to_out", "to_add_out"),
 }
 THIRDS = {"q": (0, INNER), "k": (INNER, 2 * INNER), "v": (2 * INNER, 3 * INNER)}
+THIRDS_BEHIND_MLP = {
+    role: (more.MLP_WIDTH + begin, more.MLP_WIDTH + end) for role, (begin, end) in THIRDS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Idiom:
     has_vector: bool = False
     heads: int = HEADS
     kv_heads: int = HEADS
+    value_size: int = HEAD_SIZE
     dtype: torch.dtype = torch.float32
     form: str = "fused"
     is_causal: bool = False
@@ -92,6 +97,9 @@ class Idiom:
     def heads_of(self, role: str) -> int:
         return self.kv_heads if role in "kv" else self.heads
 
+    def head_size_of(self, role: str) -> int:
+        return self.value_size if role in "vo" else HEAD_SIZE
+
     def tokens_of(self, role: str) -> int:
         """Tokens that a rank puts into the exchange of `role`."""
         if self.text_is_context:
@@ -99,8 +107,11 @@ class Idiom:
         return self.tokens + (0 if self.text_is_replicated else self.text_tokens)
 
     def size_bytes(self, role: str) -> int:
-        values = sum(self.heads_of(other) * self.tokens_of(other) for other in self.carries[role])
-        return self.batch * values * HEAD_SIZE * self.dtype.itemsize
+        values = sum(
+            self.heads_of(other) * self.tokens_of(other) * self.head_size_of(other)
+            for other in self.carries[role]
+        )
+        return self.batch * values * self.dtype.itemsize
 
     def _random(self, *shape: int) -> Tensor:
         generator = torch.Generator().manual_seed(sum(shape))
@@ -248,6 +259,86 @@ _ATTENTIONS = [
     ),
 ]
 
+_MORE = [
+    Idiom(
+        "queries in groups",
+        partial(more.GroupedNorm, more.GROUPED, hw.repeated, heads=24, kv_heads=8),
+        **_grouped,
+    ),
+    Idiom(
+        "queries in groups, by option",
+        partial(more.GroupedNorm, more.GROUPED, hw.grouped, heads=24, kv_heads=8),
+        **_grouped,
+    ),
+    Idiom(
+        "grouped queries, repeated before the exchange",
+        partial(more.RepeatedEarly, heads=24, kv_heads=8),
+        heads=24,
+        kv_heads=24,
+    ),
+    Idiom(
+        "small values",
+        partial(more.SmallValues, attend=hw.einsums),
+        form="decomposed",
+        value_size=more.VALUE_SIZE,
+    ),
+    Idiom(
+        "result read twice",
+        more.ReadTwice,
+        projections={**SEPARATE, "o": ("to_out", "to_more")},
+    ),
+    Idiom("rotated early", more.RotatedEarly),
+    Idiom(
+        "fused projection, rotated early",
+        more.FusedRotatedEarly,
+        projections={**dict.fromkeys("qkv", ("to_qkv",)), "o": ("to_out",)},
+        columns=THIRDS,
+    ),
+    Idiom(
+        "fused projection with MLP first",
+        more.MlpFirst,
+        projections={**dict.fromkeys("qkv", ("to_qkv_mlp_proj",)), "o": ("to_out",)},
+        columns=THIRDS_BEHIND_MLP,
+    ),
+    Idiom(
+        "fused projection cut from its end",
+        more.FromTheEnd,
+        projections={**dict.fromkeys("qkv", ("to_qkv",)), "o": ("to_out",)},
+        columns=THIRDS,
+    ),
+    Idiom("heads scaled", more.ScaledHeads, has_vector=True),
+    Idiom(
+        "heads scaled, einsums",
+        partial(more.ScaledHeads, attend=hw.einsums),
+        has_vector=True,
+        form="decomposed",
+    ),
+    Idiom(
+        "heads scaled, packed by stack",
+        partial(more.ScaledHeads, hw.STACKED),
+        has_vector=True,
+        carries=_packed("qkv"),
+    ),
+    Idiom("image before text", more.ImageFirst, **_text),
+    Idiom("reversed late", partial(hw.Block, attend=partial(more.reversed_late, hw.fused))),
+    Idiom(
+        "reversed late, einsums",
+        partial(hw.Block, attend=partial(more.reversed_late, hw.einsums)),
+        form="decomposed",
+    ),
+    Idiom(
+        "matmuls with scale and shift",
+        partial(hw.Block, attend=more.scaled_matmuls),
+        form="decomposed",
+    ),
+    Idiom(
+        "batched matmuls with a bias, head first",
+        partial(hw.Block, hw.HEAD_FIRST, hw.added_matmuls),
+        form="decomposed",
+        has_mask=True,
+    ),
+]
+
 _DYNAMIC = [
     Idiom("dynamic", hw.Block, dynamic=True),
     Idiom("dynamic, head first", partial(hw.Block, hw.HEAD_FIRST), dynamic=True),
@@ -262,4 +353,4 @@ _DYNAMIC = [
     ),
 ]
 
-IDIOMS = [*_LAYOUTS, *_PROJECTIONS, *_ATTENTIONS, *_DYNAMIC]
+IDIOMS = [*_LAYOUTS, *_PROJECTIONS, *_ATTENTIONS, *_MORE, *_DYNAMIC]

@@ -7,17 +7,24 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.fx import GraphModule
 
 import cocodiff_compile
+from cocodiff_compile.backends.cocodiff import compile_graph
+from cocodiff_compile.compat import make_boxed_func
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.graph.pipeline import PipelineReport
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.report.collect import GraphReport, collect_reports, publish
 from cocodiff_compile.say_once import forget_what_was_said
 from tests.captured import fake_ranks
 from tests.hand_written import diffusers_in, diffusers_out
@@ -174,6 +181,89 @@ def test_inductor_modes_are_taken_over() -> None:
     with fake_ranks(2), torch.no_grad():
         compiled = torch.compile(Block().eval(), backend="cocodiff", mode="reduce-overhead")
         assert compiled(_x()).shape == (1, 4, WIDTH)
+
+
+def _backend(seen: Callable[[], None], mode: str | None = None) -> Callable[..., Any]:
+    """The backend, but `seen` is called where code would be generated."""
+
+    def generate(gm: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
+        seen()
+        return make_boxed_func(gm.forward)
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return compile_graph(gm, example_inputs, CompileConfig(), generate, mode)
+
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(None, False), ("max-autotune-no-cudagraphs", True)]
+)
+def test_a_mode_reaches_inductors_settings(mode: str | None, expected: bool) -> None:
+    seen: list[bool] = []
+    backend = _backend(lambda: seen.append(torch._inductor.config.max_autotune), mode)
+    with torch.no_grad():
+        torch.compile(Plain().eval(), backend=backend)(_x())
+    assert seen == [expected]
+    assert not torch._inductor.config.max_autotune
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    compiled = torch.compile(Plain().eval(), backend="cocodiff", mode="bogus")
+    with torch.no_grad(), pytest.raises(ValueError, match="mode='bogus'"):
+        compiled(_x())
+
+
+def test_a_graph_that_comes_in_broken_is_said_and_compiled_unchanged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "cocodiff_compile.graph.pipeline.broken_rule", lambda _graph: "lint: as asked"
+    )
+    model, generated = Block().eval(), []
+    with (
+        fake_ranks(2),
+        torch.no_grad(),
+        caplog.at_level(logging.WARNING, "cocodiff_compile"),
+        collect_reports() as reports,
+    ):
+        compiled = torch.compile(model, backend=_backend(lambda: generated.append(True)))
+        assert compiled(_x()).shape == (1, 4, WIDTH)
+    assert generated == [True]
+    assert "cannot be worked on: lint: as asked" in caplog.text
+    assert "compiles it unchanged" in caplog.text
+    assert "no Ulysses attention" not in caplog.text
+    assert reports[0].report.refused
+
+
+def test_every_graph_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    with fake_ranks(2):
+        cocodiff_compile.explain(
+            Block(breaks=True).eval(), _x(), options={"debug_dir": str(tmp_path)}
+        )
+    folders = sorted((tmp_path / "rank_000").iterdir())
+    assert len(folders) == 2
+    codes = [(folder / "00_captured.py").read_text() for folder in folders]
+    assert "scaled_dot_product" not in codes[0]
+    assert "scaled_dot_product" in codes[1]
+
+
+def _report(number: int) -> GraphReport:
+    return GraphReport(number, 0, CompileConfig(), PipelineReport(), {})
+
+
+def test_reports_reach_every_open_block_and_no_closed_one() -> None:
+    first, second, third = map(_report, range(3))
+    with collect_reports() as outer:
+        with collect_reports():
+            pass  # closed while both are empty, and therefore equal
+        publish(first)
+        with collect_reports() as inner:
+            publish(second)
+        publish(third)
+    publish(_report(3))
+    assert outer == [first, second, third]
+    assert inner == [second]
 
 
 CACHED = """

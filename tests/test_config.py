@@ -112,6 +112,19 @@ def test_file_is_no_debug_folder(tmp_path: Path) -> None:
         CompileConfig.from_options({"debug_dir": file})
 
 
+@pytest.mark.parametrize("place", ["file/below", "file/below/deeper", "nul\0byte"])
+def test_folder_that_cannot_be_made_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"'debug_dir'.*can be written to"):
+        CompileConfig.from_options({"debug_dir": str(tmp_path / place)})
+
+
+@pytest.mark.parametrize("place", ["/proc", "/proc/nowhere"])
+def test_folder_that_cannot_be_written_to_is_refused(place: str) -> None:
+    with pytest.raises(ValueError, match=rf"'debug_dir'.*{place}.*can be written to"):
+        CompileConfig.from_options({"debug_dir": place})
+
+
 @pytest.mark.parametrize(
     ("key", "hint"),
     [("v_frist", "did you mean 'v_first'?"), ("debugdir", "did you mean 'debug_dir'?")],

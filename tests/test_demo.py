@@ -60,3 +60,27 @@ def test_bad_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["demo", *arguments])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--json", "nofolder/x.json"], "there is no folder"),
+        (["--steps", "x"], "'x' is not a whole number from 1"),
+        (["--steps", "-1"], "'-1' is not a whole number from 1"),
+        (["--steps", "1.5"], "'1.5' is not a whole number from 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "run_demo", lambda *_args: pytest.fail("the demo ran"))
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import cocodiff_compile
+from cocodiff_compile.say_once import forget_what_was_said
 from tests.captured import fake_ranks
 from tests.test_backend import HEAD_SIZE, HEADS, WIDTH, Block
 
@@ -90,3 +92,26 @@ def test_a_function_and_keyword_arguments() -> None:
     block = Block().eval()
     explanation = cocodiff_compile.explain(lambda *, x: block(x) * 2, x=_x())
     assert len(explanation.sites) == 1
+
+
+def test_explaining_again_and_again_leaves_the_model_to_torch_compile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    block = Block().eval()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(12):
+            explanation = cocodiff_compile.explain(block, _x())
+            assert (len(explanation.graphs), len(explanation.sites)) == (1, 1)
+    assert caplog.messages == []
+    with torch.no_grad(), cocodiff_compile.collect_reports() as reports:
+        torch.compile(block, backend="cocodiff")(_x())
+    assert [len(report.summary["sites"]) for report in reports] == [1]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_explain_logs_nothing(caplog: pytest.LogCaptureFixture, breaks: bool) -> None:
+    forget_what_was_said()
+    with caplog.at_level(logging.WARNING):
+        cocodiff_compile.explain(Block(breaks=breaks).eval(), _x())
+        cocodiff_compile.explain(nn.Linear(4, 4), torch.ones(4))
+    assert caplog.messages == []

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +71,64 @@ def _sleep(_rank: int, _num_ranks: int) -> None:
 def test_ranks_that_do_not_finish_are_ended() -> None:
     with pytest.raises(RankFailedError, match=r"ranks \[0, 1\] did not finish in time"):
         run_local_ranks(_sleep, 2, timeout_s=8)
+
+
+# A parent that is killed
+
+
+def _say_and_sleep(rank: int, num_ranks: int) -> None:
+    tell_parent("up")
+    _sleep(rank, num_ranks)
+
+
+PARENT = """
+from cocodiff_compile.lab.local_ranks import run_local_ranks
+from tests.test_local_ranks import _say_and_sleep
+say = lambda rank, text: print(text, rank, flush=True)
+run_local_ranks(_say_and_sleep, 2, timeout_s=300, on_message=say)
+"""
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def _ranks_of(parent: int) -> list[int]:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in map(int, children)}
+    return [pid for pid, command in commands.items() if b"spawn_main" in command]
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return held
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+@pytest.mark.parametrize("are_up", [True, False], ids=["ranks at work", "ranks still importing"])
+def test_ranks_end_with_a_parent_that_is_killed(are_up: bool) -> None:
+    ranks: list[int] = []
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert _until(lambda: len(_ranks_of(parent.pid)) == 2, 60)
+            ranks = _ranks_of(parent.pid)
+            if are_up:
+                assert parent.stdout is not None
+                assert sorted(parent.stdout.readline() for _ in ranks) == ["up 0\n", "up 1\n"]
+            else:
+                time.sleep(1)
+            parent.kill()
+            parent.wait()
+            assert _until(lambda: not any(map(_is_alive, ranks)), 20)
+        finally:
+            parent.kill()
+            for pid in filter(_is_alive, ranks):
+                os.kill(pid, signal.SIGKILL)

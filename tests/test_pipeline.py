@@ -7,11 +7,21 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor
+from torch import distributed as dist
 from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, emit
-from cocodiff_compile.graph.pipeline import PassResult, Pipeline
+from cocodiff_compile.graph.pipeline import (
+    PassRecord,
+    PassResult,
+    Pipeline,
+    PipelineReport,
+    broken_rule,
+)
+from cocodiff_compile.graph.records import Declined, Recognition
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from tests.captured import capture, fake_ranks
 from tests.hand_written import WIDTH, Block
@@ -193,3 +203,31 @@ def test_report_without_recognition_is_empty(gm: GraphModule) -> None:
     report = Pipeline(()).run(gm)
     assert (report.passes, report.refused, report.declined) == ((), "", ())
     assert report.recognition.sites == ()
+
+
+def test_report_holds_the_last_recognition_and_the_declines_of_all_passes(gm: GraphModule) -> None:
+    node = _last(gm.graph)
+    early, late, own = (Declined(node, reason) for reason in ("early", "late", "own"))
+    results = [
+        PassResult(changed=False, recognition=Recognition(declined=(early,))),
+        PassResult(changed=True, recognition=Recognition(declined=(late,), unrelated=(node,))),
+        PassResult(changed=False, declined=(own,)),
+    ]
+    report = PipelineReport(tuple(PassRecord("some", result, 0.0) for result in results))
+    assert report.recognition is results[1].recognition
+    assert report.declined == (late, own)
+
+
+def _gather_two(x: Tensor) -> Tensor:
+    first, second = funcol.all_gather_into_tensor_coalesced([x, x * 2], dist.group.WORLD)
+    return first + second
+
+
+def test_collectives_of_several_tensors_are_waited_for_by_their_parts() -> None:
+    with fake_ranks(4):
+        (captured,) = capture(_gather_two, torch.ones(2, 3))
+        assert broken_rule(captured.graph) == ""
+        for _ in range(2):
+            _drop_wait(captured.graph)
+        assert "coalesced" in broken_rule(captured.graph)
+        assert "is never waited for" in broken_rule(captured.graph)

@@ -18,7 +18,7 @@ from cocodiff_compile.graph.records import Exchange, Leg, Recognition, UlyssesSi
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from tests import hand_written as hw
 from tests.captured import capture, capture_calls, fake_ranks, is_weight_of
-from tests.hand_written import HEAD_SIZE, WIDTH
+from tests.hand_written import WIDTH
 from tests.idioms import IDIOMS, Idiom
 
 BY_NAME = {idiom.name: idiom for idiom in IDIOMS}
@@ -102,6 +102,8 @@ def test_roles_have_the_projections_of_the_model(name: str) -> None:
         }
         assert set(found) == set(wanted), leg.role
         assert len(leg.projections) == len(wanted), leg.role
+        nodes = [item.node for item in leg.projections]
+        assert nodes == sorted(nodes), f"{leg.role}: in graph order"
         for module, item in found.items():
             assert _hint(item.rows) == idiom.batch * _rows(idiom, leg, module)
             assert item.out_features == item.node.meta["val"].shape[-1]
@@ -136,8 +138,12 @@ def test_legs_have_the_heads_and_tokens_of_the_model(name: str) -> None:
     for leg in seen.site.legs:
         assert leg.role == "qkvo"[seen.site.legs.index(leg)]
         assert _hint(leg.num_heads) == idiom.heads_of(leg.role), leg.role
-        assert _hint(leg.head_size) == HEAD_SIZE, leg.role
+        assert _hint(leg.head_size) == idiom.head_size_of(leg.role), leg.role
         assert _hint(leg.tokens_per_rank) == idiom.tokens_of(leg.role), leg.role
+        if len(idiom.carries[leg.role]) == 1:
+            values = leg.tokens_per_rank * leg.num_heads * leg.head_size
+            size = idiom.batch * values * idiom.dtype.itemsize
+            assert _hint(leg.exchange.size_bytes) == _hint(size), leg.role
 
 
 @every_idiom
@@ -157,8 +163,7 @@ def test_attention_is_described(name: str) -> None:
     seen, idiom = _seen(name), BY_NAME[name]
     attention = seen.site.attention
     assert (attention.form, attention.is_causal) == (idiom.form, idiom.is_causal)
-    if idiom.form == "fused":
-        assert (attention.mask is not None) == idiom.has_mask
+    assert (attention.mask is not None) == idiom.has_mask
 
 
 @every_idiom

@@ -173,7 +173,10 @@ def _sizes(values: list[Any]) -> tuple[Size, ...]:
 
 
 def is_collective(node: Node) -> bool:
-    """Whether a node starts a functional collective, whose result needs a wait."""
+    """Whether a node starts a functional collective, whose result needs a wait.
+
+    By namespace: a collective that a new torch adds there must end walks too.
+    """
     return (
         isinstance(node.target, torch._ops.OpOverload)
         and node.target.namespace == "_c10d_functional"
@@ -310,11 +313,12 @@ def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
     shape = shape_of(arguments["self"])
     dim = arguments["dim"] % len(shape)
     if node.target is aten.select.int:
-        return dim, arguments["index"], 1
+        return dim, _from_front(arguments["index"], shape[dim]), 1
     if node.target is aten.slice.Tensor:
         start = arguments["start"] or 0
-        known = isinstance(start, int) and arguments["step"] == 1
-        return (dim, start, shape_of(node)[dim]) if known else None
+        if not isinstance(start, int) or arguments["step"] != 1:
+            return None
+        return dim, _from_front(start, shape[dim]), shape_of(node)[dim]
     if getitem is None:
         return None
     index: int = getitem.args[1]  # type: ignore[assignment]
@@ -322,6 +326,10 @@ def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
         return dim, index, 1
     lengths = [value.shape[dim] for value in node.meta["val"]]
     return dim, sum(lengths[:index]), lengths[index]
+
+
+def _from_front(place: int, size: Size) -> Size:
+    return place if place >= 0 else size + place
 
 
 def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:

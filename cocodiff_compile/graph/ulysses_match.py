@@ -5,6 +5,7 @@ Guards come first and raise `Refused`; the record is built last, from values tha
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from torch.fx import Node
@@ -202,7 +203,7 @@ def _leg_out(
             f"the way out scatters dim {scattered.source} of the result, "
             f"its tokens are dim {core.output_token_dim}",
         )
-    _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim)
+    _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
     return Leg(
         role="o",
@@ -217,16 +218,20 @@ def _leg_out(
 
 
 def _refuse_other_than_heads(
-    all_to_all: AllToAll, core: AttentionCore, dims: Dims, gather_dim: int
+    all_to_all: AllToAll, core: AttentionCore, dims: Dims, gather_dim: int, query: Leg
 ) -> None:
-    """The sending rank must stand right before the heads it held, or before their elements."""
+    """The sending rank must stand right before the heads it held; before the elements of a head
+    only where it held a single one.
+    """
     behind = [factor for dim in dims[gather_dim:] for factor in dim][1:]
     head_dim, size_dim = core.output_token_dim - 1, core.output_token_dim + 1
-    if not behind or behind[0].source not in (head_dim, size_dim):
+    source = behind[0].source if behind else None
+    one_head = layout.same(query.num_heads, all_to_all.num_ranks)
+    if source != head_dim and not (source == size_dim and one_head):
         raise Refused(
             all_to_all.wait,
-            f"the way out gathers something else than heads: the sending rank stands before "
-            f"{behind[0].size if behind else 'nothing'} in {_describe(dims)}",
+            "the way out gathers something else than heads: the sending rank does not stand right "
+            f"before whole heads in {_describe(dims)}",
         )
     if not layout.same(behind[0].stride, 1):
         raise Refused(
@@ -356,13 +361,23 @@ def _heads_and_samples(
     elements = layout.product([factor for factor in others if factor.source in of_heads])
     samples = layout.product([factor for factor in others if factor.source not in of_heads])
     head_size = shape_of(operand.node)[operand.size_dim]
-    if not layout.divides(head_size, elements):
+    if not layout.divides(head_size, elements) or not _has_heads_of(head_size, unpacked):
         raise Refused(
             unpacked.node,
-            f"a token has {elements} elements per rank after the exchange, which are no whole "
-            f"number of heads of {head_size}",
+            f"a token has {elements} elements per rank after the exchange, the attention reads "
+            f"heads of {head_size}: they are no whole number of those, or were padded or cut",
         )
     return elements // head_size, samples
+
+
+def _has_heads_of(head_size: Size, unpacked: Traced) -> bool:
+    """Whether some neighbouring dims together hold one head."""
+    sizes = [layout.product(factors) for factors in unpacked.dims]
+    return any(
+        layout.same(math.prod(sizes[first:last]), head_size)
+        for first in range(len(sizes))
+        for last in range(first + 1, len(sizes) + 1)
+    )
 
 
 def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:

@@ -64,7 +64,8 @@ def walk_back(begin: Node) -> list[Reached]:
 
 def walk_forward(begin: Node) -> list[Reached]:
     """Barriers that the data of `begin` reach, each by its shortest way; `begin` is passed over."""
-    came_from = _walk(list(begin.users), lambda node: node.users)
+    readers = [reader for reader in begin.users if not is_number(reader)]
+    came_from = _walk(readers, lambda node: node.users)
     return [
         Reached(barrier, (begin, *reversed(_way_from(barrier, came_from))))
         for barrier in came_from
