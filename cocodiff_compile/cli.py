@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cocodiff_compile import __version__
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.topology.show import find_topology, format_topology
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocodiff {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_topology(commands)
     return parser
 
 
@@ -44,6 +47,24 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--debug-dir", type=Path, metavar="DIR", help="write every rank's graphs below DIR"
     )
     demo.set_defaults(run=_run_demo)
+
+
+def _add_topology(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    topology = commands.add_parser(
+        "topology", help="show a machine's axes and links, and how exchanges would be phased on it"
+    )
+    topology.add_argument("source", metavar="PRESET|FILE", help="aurora, dgx-h100, flat, or a file")
+    topology.add_argument("--ranks", type=_positive, help="ranks of the Ulysses group")
+    topology.set_defaults(run=_run_topology)
+
+
+def _run_topology(parsed: argparse.Namespace) -> int:
+    try:
+        print(format_topology(find_topology(parsed.source, parsed.ranks)))
+    except UserError as error:
+        print(f"cocodiff topology: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _positive(text: str) -> int:

@@ -1,0 +1,89 @@
+"""What an all-to-all costs along some axes of a machine: pure functions of numbers.
+
+Every rank of a phase sends `size_bytes / ranks` to each other rank of it. A message travels over
+the link of the outermost axis on which the two ranks differ. Per link class
+
+    time = messages * latency + bytes / bandwidth
+
+with the bandwidth one rank gets while all talk both ways: half of `both_ways`, at most `one way`,
+divided by the ranks that share the link. Link classes work side by side, latencies add up. A phase
+that crosses a link while its inner neighbours talk to different partners is unaligned
+(`Link.unaligned_from_bytes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cocodiff_compile.topology.axes import Axis, Link, Topology
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank sends over one link class in one phase."""
+
+    link: Link
+    messages: int
+    size_bytes: float
+
+
+def traffic(topology: Topology, phase: Sequence[str], size_bytes: float) -> list[Traffic]:
+    """Messages and bytes of one rank per link class, in a phase along the named axes."""
+    axes = [axis for axis in topology.axes if axis.name in phase]
+    message_bytes = size_bytes / math.prod(axis.size for axis in axes)
+    sent, inner = [], 1
+    for axis in axes:
+        messages = (axis.size - 1) * inner
+        sent.append(Traffic(axis.link, messages, messages * message_bytes))
+        inner *= axis.size
+    return sent
+
+
+def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
+    """Duration of one phase, all ranks at once."""
+    flows = traffic(topology, phase, size_bytes)
+    waiting = sum(flow.messages * flow.link.latency_s for flow in flows)
+    moving = max(
+        flow.size_bytes / _bandwidth(flow.link) * _slowdown(topology, phase, flow.link, size_bytes)
+        for flow in flows
+    )
+    return waiting + moving
+
+
+def exchange_seconds(
+    topology: Topology, phases: Sequence[Sequence[str]], size_bytes: float
+) -> float:
+    """Duration of an exchange in phases; each phase after the first costs one more copy."""
+    copies = (len(phases) - 1) * 2 * size_bytes / topology.copy_bytes_per_s
+    return copies + sum(phase_seconds(topology, phase, size_bytes) for phase in phases)
+
+
+def messages_per_exchange(topology: Topology, phases: Sequence[Sequence[str]]) -> int:
+    """Messages of all ranks together, over all phases."""
+    per_rank = sum(
+        flow.messages for phase in phases for flow in traffic(topology, phase, size_bytes=0)
+    )
+    return topology.num_ranks * per_rank
+
+
+def _bandwidth(link: Link) -> float:
+    return min(link.bytes_per_s, link.both_ways_bytes_per_s / 2) / link.ranks_per_link
+
+
+def _slowdown(topology: Topology, phase: Sequence[str], link: Link, size_bytes: float) -> float:
+    begin = link.unaligned_from_bytes
+    inner = _axes_inside(topology, link)
+    if begin is None or not any(axis.name in phase for axis in inner):
+        return 1.0
+    return 1.0 + math.log2(max(1.0, size_bytes / begin))
+
+
+def _axes_inside(topology: Topology, link: Link) -> list[Axis]:
+    inside = []
+    for axis in topology.axes:
+        if axis.link is link:
+            break
+        inside.append(axis)
+    return inside

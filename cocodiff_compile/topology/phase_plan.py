@@ -1,0 +1,82 @@
+"""Which phases an exchange runs in: all that a machine allows, and the cheapest of them.
+
+A plan is a sequence of phases, a phase a set of axes exchanged at once. Pure functions of the
+topology and the size, so that every rank that agrees on those agrees on the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.exchange_cost import exchange_seconds
+
+MAX_PHASES = 3
+
+Phases: TypeAlias = "tuple[tuple[str, ...], ...]"
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """An exchange in phases; one phase over all axes is the flat exchange."""
+
+    phases: Phases
+    seconds: float
+
+    @property
+    def is_flat(self) -> bool:
+        return len(self.phases) == 1
+
+    def __str__(self) -> str:
+        return "flat" if self.is_flat else " | ".join("+".join(phase) for phase in self.phases)
+
+
+def all_phases(topology: Topology) -> list[Phases]:
+    """Flat first, then every ordered way to put the axes into 2 or 3 phases, inner axes early."""
+    names = tuple(axis.name for axis in topology.axes)
+    found: list[Phases] = [(names,)]
+    for count in range(2, min(MAX_PHASES, len(names)) + 1):
+        found += _ordered_partitions(names, count)
+    return found
+
+
+def _ordered_partitions(names: tuple[str, ...], count: int) -> Iterator[Phases]:
+    """Each name into one of `count` phases, none of them empty; names keep their order inside."""
+    for places in itertools.product(range(count), repeat=len(names)):
+        if len(set(places)) == count:
+            yield tuple(
+                tuple(name for name, place in zip(names, places, strict=True) if place == phase)
+                for phase in range(count)
+            )
+
+
+def plan_phases(
+    topology: Topology, size_bytes: float, tapa: Literal["auto", "on", "off"] = "auto"
+) -> PhasePlan:
+    """The cheapest plan ("auto"), the cheapest with more than one phase ("on"), or flat ("off").
+
+    Of equal costs the first of `all_phases` wins: flat before phased.
+    """
+    plans = [
+        PhasePlan(phases, exchange_seconds(topology, phases, size_bytes))
+        for phases in all_phases(topology)
+    ]
+    if tapa == "off":
+        return plans[0]
+    if tapa == "on":
+        plans = plans[1:]
+    if not plans:
+        names = ", ".join(axis.name for axis in topology.axes)
+        raise UserError(
+            f"tapa='on' needs a topology with two axes or more; {topology.name!r} has: {names}"
+        )
+    return min(plans, key=lambda plan: _to_nine_digits(plan.seconds))
+
+
+def _to_nine_digits(seconds: float) -> float:
+    """Sums in another order differ in their last digits; that must not choose a plan."""
+    return float(f"{seconds:.8e}")
