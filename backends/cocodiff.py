@@ -24,7 +24,7 @@ from cocodiff_compile.compat import (
 )
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
+from cocodiff_compile.graph.pipeline import GraphPass, Pipeline
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
@@ -107,11 +107,12 @@ def _run_passes(gm: GraphModule, config: CompileConfig, say: bool) -> None:
         folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
         dumps.append(FolderDump(folder, rank, number))
     report = Pipeline(_passes(config), tuple(dumps)).run(gm)
+    found = GraphReport(number, rank, config, report, describe_report(report))
     for dump in dumps:
-        dump.finished(report)
+        dump.finished(found.summary)
     if say:
-        _say_what_was_found(report, config, number)
-    publish(GraphReport(number, rank, config, report, describe_report(report)))
+        _say_what_was_found(found)
+    publish(found)
 
 
 def _passes(config: CompileConfig) -> tuple[GraphPass, ...]:
@@ -119,14 +120,16 @@ def _passes(config: CompileConfig) -> tuple[GraphPass, ...]:
     return tuple(item for item in passes if item.name not in config.disable)
 
 
-def _say_what_was_found(report: PipelineReport, config: CompileConfig, number: int) -> None:
-    log.info("graph %d:\n%s", number, format_graph(describe_report(report)))
+def _say_what_was_found(found: GraphReport) -> None:
+    if log.isEnabledFor(logging.INFO):
+        log.info("graph %d:\n%s", found.number, format_graph(found.summary))
+    report = found.report
     for item in report.declined:
         where = item.module_path or item.node.name
         say_once(log, logging.WARNING, f"declined {where}: {item.reason}")
     if report.refused:
         say_once(log, logging.WARNING, f"{report.refused}; Inductor compiles it unchanged")
-    elif "recognize-ulysses" in config.disable:
+    elif "recognize-ulysses" in found.config.disable:
         say_once(log, logging.WARNING, "recognize-ulysses is disabled: Inductor compiles unchanged")
     elif not report.recognition.sites:
         say_once(log, logging.WARNING, _no_site_message())

@@ -298,7 +298,7 @@ def rejoin_layout(dims: Dims, node: Node) -> Dims:
 def matmul_operands(node: Node) -> tuple[Node, Node]:
     """Left and right operand of a matmul; for `linear` the right one is the weight as stored."""
     arguments = bound(node)
-    if node.target in (aten.addmm.default,):
+    if node.target is aten.addmm.default:
         return arguments["mat1"], arguments["mat2"]
     if node.target is aten.baddbmm.default:
         return arguments["batch1"], arguments["batch2"]

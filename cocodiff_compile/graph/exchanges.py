@@ -48,21 +48,20 @@ class Surroundings:
 
     @classmethod
     def of(cls, core: AttentionCore, exchanges: Exchanges) -> Surroundings:
-        operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
-        ways_in = {
-            role: [way for way in walk_back(operand.node) if way.barrier in exchanges.by_wait]
-            for role, operand in operands.items()
-        }
-        ways_out = [way for way in walk_forward(core.output) if way.barrier in exchanges.by_start]
+        ways_in: dict[Role, list[Reached]] = {}
         collectives: dict[Role, Node] = {}
         behind: list[AllToAll] = []
+        operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
         for role, operand in operands.items():
-            for collective in _other_collectives(operand.node, exchanges):
-                reached = walk_back(collective.all_input_nodes[0])
-                found = [way.barrier for way in reached if way.barrier in exchanges.by_wait]
+            reached = walk_back(operand.node)
+            ways_in[role] = [way for way in reached if way.barrier in exchanges.by_wait]
+            for collective in _other_collectives(reached, exchanges):
+                ways = walk_back(collective.all_input_nodes[0])
+                found = [way.barrier for way in ways if way.barrier in exchanges.by_wait]
                 if found:
                     collectives.setdefault(role, collective)
                     behind += [exchanges.by_wait[wait] for wait in found]
+        ways_out = [way for way in walk_forward(core.output) if way.barrier in exchanges.by_start]
         return cls(ways_in, ways_out, collectives, tuple(behind))
 
     def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
@@ -73,10 +72,10 @@ class Surroundings:
         return list({item.start: item for item in found}.values())
 
 
-def _other_collectives(node: Node, exchanges: Exchanges) -> list[Node]:
+def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Node]:
     waits = [
         way.barrier
-        for way in walk_back(node)
+        for way in reached
         if way.barrier.target is WAIT and way.barrier not in exchanges.by_wait
     ]
     return [wait.all_input_nodes[0] for wait in waits]

@@ -7,13 +7,14 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from cocodiff_compile.compat import trace_artifact
-from cocodiff_compile.graph.pipeline import PassResult, PipelineReport
-from cocodiff_compile.report.describe import describe_report, format_graph
+from cocodiff_compile.graph.pipeline import PassResult
+from cocodiff_compile.report.describe import format_graph
 from cocodiff_compile.report.dump_code import constants, op_counts, runnable_code
 
 
@@ -49,8 +50,7 @@ class FolderDump:
             _code_diff(before, self._last, name)
         )
 
-    def finished(self, report: PipelineReport) -> None:
-        summary = describe_report(report)
+    def finished(self, summary: dict[str, Any]) -> None:
         (self.folder / "explanation.txt").write_text(format_graph(summary) + "\n")
         (self.folder / "explanation.json").write_text(json.dumps(summary, indent=1) + "\n")
 
@@ -83,8 +83,8 @@ class TraceDump:
         trace_artifact(stage, lambda: _readable(module))
         trace_artifact(f"{stage}.diff", lambda: _code_diff(before, module.code, name))
 
-    def finished(self, report: PipelineReport) -> None:
-        trace_artifact("cocodiff_explanation", lambda: format_graph(describe_report(report)))
+    def finished(self, summary: dict[str, Any]) -> None:
+        trace_artifact("cocodiff_explanation", lambda: format_graph(summary))
 
 
 def _readable(module: GraphModule) -> str:
