@@ -25,11 +25,15 @@ from cocodiff_compile.compat import (
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.pipeline import GraphPass, Pipeline
+from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
+from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
 from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
+from cocodiff_compile.topology.groups import Machine, make_machine, sketch_machine
+from cocodiff_compile.topology.show import find_topology
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +60,14 @@ def compile_graph(
     config: CompileConfig,
     generate: InnerCompile,
     mode: str | None = None,
-    say: bool = True,
+    live: bool = True,
 ) -> Any:
     """Captures `gm` down to ATen, runs the pipeline, and lets `generate` make it callable.
 
-    With `say`, what was declined or not found is logged.
+    `live`: all ranks compile this graph now, to run it. They agree on it and make the process
+    groups it needs, and what was declined or not found is logged. Else this rank only looks.
     """
-    inner = functools.partial(_compile_inner, config=config, generate=generate, say=say)
+    inner = functools.partial(_compile_inner, config=config, generate=generate, live=live)
     with without_autograd_cache():
         return compile_fx(
             gm, example_inputs, inner_compile=inner, config_patches=_mode_patches(mode)
@@ -85,7 +90,7 @@ def _compile_inner(
     *,
     config: CompileConfig,
     generate: InnerCompile,
-    say: bool,
+    live: bool,
     **inductor_options: Any,
 ) -> Any:
     if not inductor_options.get("is_inference", False):
@@ -96,28 +101,41 @@ def _compile_inner(
             "model under torch.no_grad() or torch.inference_mode()",
         )
     else:
-        _run_passes(gm, config, say)
+        _run_passes(gm, config, live)
     return generate(gm, example_inputs, **inductor_options)
 
 
-def _run_passes(gm: GraphModule, config: CompileConfig, say: bool) -> None:
+def _run_passes(gm: GraphModule, config: CompileConfig, live: bool) -> None:
     number, rank = next(_graph_numbers), _rank()
     dumps: list[FolderDump | TraceDump] = [TraceDump()]
     if config.debug_dir is not None:
         folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
         dumps.append(FolderDump(folder, rank, number))
-    report = Pipeline(_passes(config), tuple(dumps)).run(gm)
+    report = Pipeline(_enabled(config, RecognizeUlysses()), tuple(dumps)).run(gm)
+    machines = _machines(report.recognition, config, live)
+    passes = _enabled(config, SplitTapaPhases(machines, config.tapa))
+    report = Pipeline(passes, tuple(dumps)).run(gm, report)
     found = GraphReport(number, rank, config, report, describe_report(report))
     for dump in dumps:
         dump.finished(found.summary)
-    if say:
+    if live:
         _say_what_was_found(found)
     publish(found)
 
 
-def _passes(config: CompileConfig) -> tuple[GraphPass, ...]:
-    passes: tuple[GraphPass, ...] = (RecognizeUlysses(),)
+def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]:
     return tuple(item for item in passes if item.name not in config.disable)
+
+
+def _machines(found: Recognition, config: CompileConfig, live: bool) -> dict[str, Machine]:
+    """The machine under each Ulysses group of a graph, by the group's name."""
+    groups = {item.group: item.ranks for site in found.sites for item in site.exchanges}
+    machines = {}
+    for name, ranks in groups.items():
+        source = "flat" if config.topology == "auto" else config.topology
+        topology = find_topology(source, len(ranks))
+        machines[name] = make_machine(ranks, topology) if live else sketch_machine(topology)
+    return machines
 
 
 def _say_what_was_found(found: GraphReport) -> None:

@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-d
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._logging import trace_structured  # type: ignore[attr-defined]
+from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _resolve_process_group,
@@ -27,6 +28,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "group_ranks",
+    "is_contiguous_or_false",
     "list_mode_options",
     "make_boxed_func",
     "optimization_hint",

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.say_once import say_once
+from cocodiff_compile.topology.files import load_topology
+from cocodiff_compile.topology.presets import PRESETS
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +28,10 @@ PASS_NAMES = (
     "split-tapa-phases",
     "schedule-v-first",
 )
-AVAILABLE_PASSES = ("recognize-ulysses",)
+AVAILABLE_PASSES = ("recognize-ulysses", "split-tapa-phases")
 
 # Options whose pass is planned: accepted and checked today, without an effect.
 INACTIVE_OPTIONS = {
-    "topology": "split-tapa-phases",
-    "tapa": "split-tapa-phases",
     "v_first": "schedule-v-first",
     "head_chunks": "chunk-heads",
     "v_major": "select-v-major",
@@ -107,11 +107,15 @@ def _refuse(key: str, given: object, allowed: str) -> UserError:
 
 
 def _check_topology(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise _refuse("topology", value, "'auto'")
-    if value != "auto":
-        raise _refuse("topology", value, "'auto' (presets and files are not part of this version)")
-    return value
+    allowed = f"'auto', a preset ({', '.join(PRESETS)}), or the path of a topology file"
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise _refuse("topology", value, allowed)
+    source = str(value)
+    if source != "auto" and source not in PRESETS:
+        if not Path(source).is_file():
+            raise _refuse("topology", source, allowed)
+        load_topology(Path(source))
+    return source
 
 
 def _check_tapa(value: object) -> str:

@@ -67,7 +67,7 @@ def explain(
     config = CompileConfig.from_options(options)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, example_inputs, config, _stand_in, say=False)
+        return compile_graph(gm, example_inputs, config, _stand_in, live=False)
 
     with collect_reports() as reports, torch.no_grad():
         compiled = torch.compile(  # type: ignore[call-overload]

@@ -41,7 +41,7 @@ class RecognizeUlysses:
 
     name: str = "recognize-ulysses"
 
-    def run(self, graph: Graph) -> PassResult:
+    def run(self, graph: Graph, found: Recognition) -> PassResult:  # noqa: ARG002
         return PassResult(changed=False, recognition=recognize(graph))
 
 

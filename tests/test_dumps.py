@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule
 import cocodiff_compile
 from cocodiff_compile.graph.aten import emit
 from cocodiff_compile.graph.pipeline import PassResult, Pipeline
+from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.dumps import FolderDump
@@ -94,7 +95,7 @@ class _NegateTheResult:
 
     name = "negate-the-result"
 
-    def run(self, graph: Graph) -> PassResult:
+    def run(self, graph: Graph, _found: Recognition) -> PassResult:
         output = graph.output_node()
         (result,) = output.args[0]  # type: ignore[misc]
         with graph.inserting_before(output):

@@ -44,7 +44,7 @@ class Edit:
     edit: Callable[[Graph], object]
     changed: bool = True
 
-    def run(self, graph: Graph) -> PassResult:
+    def run(self, graph: Graph, _found: Recognition) -> PassResult:
         self.edit(graph)
         return PassResult(changed=self.changed)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.layout import Dims, LayoutUnknown, Size
 
@@ -122,6 +123,23 @@ def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwa
     with mode:
         node.meta["val"] = target(*fake_args, **fake_kwargs)
     return node
+
+
+def emit_shape(graph: Graph, source: Node) -> list[int | Node]:
+    """The shape of `source` as arguments for another call: numbers, and nodes where symbolic."""
+    return [
+        size if isinstance(size, int) else emit(graph, aten.sym_size.int, source, dim, like=source)
+        for dim, size in enumerate(shape_of(source))
+    ]
+
+
+def emit_contiguous(graph: Graph, source: Node) -> Node:
+    """`source` itself if it surely is contiguous, else a copy that is."""
+    if is_contiguous_or_false(value_of(source)):
+        return source
+    return emit(
+        graph, aten.clone.default, source, memory_format=torch.contiguous_format, like=source
+    )
 
 
 @dataclass(frozen=True)

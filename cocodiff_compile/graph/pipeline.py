@@ -37,7 +37,9 @@ class GraphPass(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(self, graph: Graph) -> PassResult: ...
+    def run(self, graph: Graph, found: Recognition) -> PassResult:
+        """Works on `graph`; `found` is what the last recognition before this pass found in it."""
+        ...
 
 
 class Observer(Protocol):
@@ -86,17 +88,28 @@ class Pipeline:
     passes: tuple[GraphPass, ...]
     observers: tuple[Observer, ...] = field(default=())
 
-    def run(self, module: GraphModule) -> PipelineReport:
-        """Runs every pass on `module`, in place."""
+    def run(self, module: GraphModule, before: PipelineReport | None = None) -> PipelineReport:
+        """Runs every pass on `module`, in place; `before` is the report of passes already run."""
+        if before is None:
+            before = self._begin(module)
+        report = before
+        for item in self.passes if not before.refused else ():
+            record = self._run_pass(item, module, report.recognition)
+            report = PipelineReport((*report.passes, record))
+        return report
+
+    def _begin(self, module: GraphModule) -> PipelineReport:
         for observer in self.observers:
             observer.captured(module)
         if broken := broken_rule(module.graph):
             return PipelineReport(refused=f"the captured graph cannot be worked on: {broken}")
-        return PipelineReport(tuple(self._run_pass(item, module) for item in self.passes))
+        return PipelineReport()
 
-    def _run_pass(self, graph_pass: GraphPass, module: GraphModule) -> PassRecord:
+    def _run_pass(
+        self, graph_pass: GraphPass, module: GraphModule, found: Recognition
+    ) -> PassRecord:
         begin = time.perf_counter()
-        result = graph_pass.run(module.graph)
+        result = graph_pass.run(module.graph, found)
         if result.changed:
             _refuse_broken(graph_pass.name, _lint(module.graph))
             module.graph.eliminate_dead_code()

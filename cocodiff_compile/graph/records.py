@@ -4,7 +4,8 @@ H heads, h = H/P heads per rank, D head size, P ranks of the Ulysses group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from torch.fx import Node
@@ -15,12 +16,23 @@ Role: TypeAlias = Literal["q", "k", "v", "o"]
 
 
 @dataclass(frozen=True)
+class ExchangePhase:
+    """One all-to-all of an exchange that runs in several, along some axes of the machine."""
+
+    axes: tuple[str, ...]
+    start: Node
+    wait: Node
+    group: str
+
+
+@dataclass(frozen=True)
 class Exchange:
     """One all-to-all of a Ulysses attention.
 
     Way in (q, k, v): scatters heads, gathers tokens. Way out (o): scatters tokens, gathers heads.
     `scatter_dim` is a dim of `source`, the tensor before the model's own packing; `gather_dim` a
-    dim of `result`, the tensor after its unpacking.
+    dim of `result`, the tensor after its unpacking. In phases, `start` is the first phase's and
+    `wait` the last one's, while `group` and `splits` stay those of the exchange as captured.
     """
 
     start: Node
@@ -34,6 +46,7 @@ class Exchange:
     scatter_dim: int
     gather_dim: int
     size_bytes: Size
+    phases: tuple[ExchangePhase, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -111,6 +124,14 @@ class UlyssesSite:
         unique: dict[Node, Exchange] = {leg.exchange.start: leg.exchange for leg in self.legs}
         return tuple(unique.values())
 
+    def with_exchanges(self, rewritten: Mapping[Node, Exchange]) -> UlyssesSite:
+        """This site, with other exchanges in place of those that begin at the given starts."""
+        q, k, v, o = (
+            replace(leg, exchange=rewritten.get(leg.exchange.start, leg.exchange))
+            for leg in self.legs
+        )
+        return replace(self, q=q, k=k, v=v, o=o)
+
     @property
     def is_packed(self) -> bool:
         return len(self.exchanges) < len(self.legs)
@@ -132,3 +153,7 @@ class Recognition:
     sites: tuple[UlyssesSite, ...] = ()
     declined: tuple[Declined, ...] = ()
     unrelated: tuple[Node, ...] = ()
+
+    def with_exchanges(self, rewritten: Mapping[Node, Exchange]) -> Recognition:
+        """This, with other exchanges in place of those that begin at the given starts."""
+        return replace(self, sites=tuple(site.with_exchanges(rewritten) for site in self.sites))

@@ -28,6 +28,7 @@ def describe_leg(leg: Leg) -> dict[str, Any]:
         "wait": exchange.wait.name,
         "group": exchange.group,
         "ranks": list(exchange.ranks),
+        "phases": [list(phase.axes) for phase in exchange.phases],
         "bytes": number(exchange.size_bytes),
         "wire_bytes": number(exchange.wire_bytes),
         "scatters": "heads" if exchange.way == "in" else "tokens",

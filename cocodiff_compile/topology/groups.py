@@ -1,0 +1,72 @@
+"""The machine under a Ulysses group, and this rank's process groups along its axes.
+
+Groups are made while a graph is compiled, before any pass, in the same order on every rank, and
+only by their own members, so that Ulysses may run on a part of the world. A group that exists is
+used again, whoever asks for it; all of them go with the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.phase_plan import all_phases
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The topology under one Ulysses group, and the name of this rank's group per set of axes."""
+
+    topology: Topology
+    groups: Mapping[frozenset[str], str]
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Outermost first, as the flat exchange orders its messages."""
+        return tuple(axis.name for axis in reversed(self.topology.axes))
+
+
+_made: WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
+"""Per world the process groups made here, by their members."""
+
+
+def axis_sets(topology: Topology) -> list[tuple[str, ...]]:
+    """Every set of axes that a phase of some plan runs along, the flat one left out, in order."""
+    phased = all_phases(topology)[1:]
+    return list(dict.fromkeys(axes for phases in phased for axes in phases))
+
+
+def sketch_machine(topology: Topology) -> Machine:
+    """A machine to look at plans with: its groups have names, and do not exist."""
+    return Machine(topology, {frozenset(axes): "+".join(axes) for axes in axis_sets(topology)})
+
+
+def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
+    """The machine under the Ulysses group of `ranks`. All of them call this at the same time."""
+    groups = make_groups(ranks, topology)
+    return Machine(topology, {axes: group.group_name for axes, group in groups.items()})
+
+
+def make_groups(ranks: tuple[int, ...], topology: Topology) -> dict[frozenset[str], Any]:
+    """This rank's process group for every set of axes."""
+    topology.for_ranks(len(ranks))
+    place = ranks.index(dist.get_rank())
+    groups: dict[frozenset[str], Any] = {}
+    for axes in axis_sets(topology):
+        members = tuple(ranks[other] for other in topology.ranks_along(place, axes))
+        groups[frozenset(axes)] = _group_of(members)
+    return groups
+
+
+def _group_of(members: tuple[int, ...]) -> Any:
+    world = dist.group.WORLD
+    assert world is not None, "a graph with collectives has a process group"
+    known = _made.setdefault(world, {})
+    if members not in known:
+        known[members] = dist.new_group(list(members), use_local_synchronization=True)
+    return known[members]

@@ -1,0 +1,196 @@
+"""split-tapa-phases: run an exchange in phases along the axes of the machine.
+
+Needs     for every Ulysses group a machine that it fills, with this rank's group for every set of
+          axes that a plan may use.
+Rewrites  each all-to-all of a site whose plan has more than one phase. The first phase starts
+          where the exchange started and the last is waited for where the exchange was; what is in
+          between stands before the first wait after the start, so that exchanges in flight
+          together stay so.
+Keeps     every value, bit for bit: data only moves. Each phase has its own start and wait. One copy
+          more per extra phase: the first pack and the last unpack join the model's own.
+Declines  nothing: an exchange whose plan is flat stays as it is.
+
+One exchange over n * g * t ranks in the phases  tile | gpu+node.  Dims are destinations (d) until a
+phase turns them into sources (s); m is what one rank sends to one other:
+
+    [n_d, g_d, t_d, m]  permute  [t_d, n_d, g_d, m]  all-to-all over t    [t_s, n_d, g_d, m]
+                        permute  [n_d, g_d, t_s, m]  all-to-all over n, g [n_s, g_s, t_s, m]
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.graph.aten import (
+    ALL_TO_ALL,
+    WAIT,
+    AllToAll,
+    aten,
+    bound,
+    emit,
+    emit_contiguous,
+    emit_shape,
+    parse_all_to_all,
+)
+from cocodiff_compile.graph.pipeline import PassResult
+from cocodiff_compile.graph.records import Exchange, ExchangePhase, Recognition
+from cocodiff_compile.topology.groups import Machine
+from cocodiff_compile.topology.phase_plan import PhasePlan, Phases, plan_phases
+
+Shape: TypeAlias = "list[int | Node]"
+
+
+@dataclass(frozen=True)
+class SplitTapaPhases:
+    """`machines` holds the machine under each Ulysses group, by the group's name."""
+
+    machines: Mapping[str, Machine]
+    tapa: Literal["auto", "on", "off"]
+    name: str = "split-tapa-phases"
+
+    def run(self, graph: Graph, found: Recognition) -> PassResult:
+        flat = [item for site in found.sites for item in site.exchanges if not item.phases]
+        plans = [self._plan(item) for item in flat]
+        middles = _first_waits(graph, flat)
+        split = {
+            item.start: split_exchange(
+                graph, item, self.machines[item.group], plan.phases, middles[item.start]
+            )
+            for item, plan in zip(flat, plans, strict=True)
+            if not plan.is_flat
+        }
+        counts = Counter(map(str, plans))
+        notes = tuple(f"{number} exchanges: {plan}" for plan, number in counts.items())
+        return PassResult(bool(split), found.with_exchanges(split), notes=notes)
+
+    def _plan(self, exchange: Exchange) -> PhasePlan:
+        topology = self.machines[exchange.group].topology
+        return plan_phases(topology, optimization_hint(exchange.size_bytes), self.tapa)
+
+
+def _first_waits(graph: Graph, exchanges: list[Exchange]) -> dict[Node, Node]:
+    """For each start the first wait of any of the exchanges behind it."""
+    starts = {item.start for item in exchanges}
+    ends = {_wait_of(item.start) for item in exchanges}
+    found: dict[Node, Node] = {}
+    wait: Node | None = None
+    for node in reversed(graph.nodes):
+        if node in ends:
+            wait = node
+        elif node in starts and wait is not None:
+            found[node] = wait
+    return found
+
+
+def _wait_of(start: Node) -> Node:
+    return next(user for user in start.users if user.target is WAIT)
+
+
+def split_exchange(
+    graph: Graph, exchange: Exchange, machine: Machine, phases: Phases, middle: Node
+) -> Exchange:
+    """Replaces one exchange by `phases`; what is between the first and the last stands before
+    `middle`, a node from the exchange's start to its wait.
+    """
+    flat = parse_all_to_all(exchange.start)
+    assert flat is not None, "a recognised exchange has its wait"
+    end = _wait_of(flat.start)
+    with graph.inserting_before(flat.start):
+        shape = emit_shape(graph, flat.source)
+        message = [bound(flat.start)["input_split_sizes"][0], *shape[1:]]
+        blocks = _Blocks.of(graph, flat.source, machine, message)
+    done: list[ExchangePhase] = []
+    for number, axes in enumerate(phases):
+        with graph.inserting_before(middle if number else flat.start):
+            blocks = blocks.to_front(axes)
+            group = machine.groups[frozenset(axes)]
+            start = blocks.start(len(axes), group)
+        with graph.inserting_before(end if number == len(phases) - 1 else middle):
+            wait = emit(graph, WAIT, start, like=start)
+            blocks = replace(blocks, value=wait).viewed()
+        done.append(ExchangePhase(axes, start, wait, group))
+    with graph.inserting_before(end):
+        value = blocks.turned(machine.axis_names).value
+        value = emit(graph, aten.view.default, value, shape, like=value)
+    _replace(graph, flat, value)
+    result = value if exchange.result is flat.wait else exchange.result
+    return replace(
+        exchange, start=done[0].start, wait=done[-1].wait, result=result, phases=tuple(done)
+    )
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The messages of one rank: `value` is [one dim per axis in `order`, *message]."""
+
+    graph: Graph
+    value: Node
+    order: tuple[str, ...]
+    sizes: Mapping[str, int]
+    message: Shape
+
+    @classmethod
+    def of(cls, graph: Graph, source: Node, machine: Machine, message: Shape) -> _Blocks:
+        """Messages as the flat exchange takes them: to all ranks, in the order of ranks."""
+        sizes = {name: machine.topology.axis(name).size for name in machine.axis_names}
+        source = emit_contiguous(graph, source)
+        return cls(graph, source, machine.axis_names, sizes, message).viewed()
+
+    def viewed(self) -> _Blocks:
+        shape = [*(self.sizes[name] for name in self.order), *self.message]
+        return replace(
+            self, value=emit(self.graph, aten.view.default, self.value, shape, like=self.value)
+        )
+
+    def to_front(self, axes: tuple[str, ...]) -> _Blocks:
+        """`axes` first, outermost first: as their group counts its ranks."""
+        front = tuple(name for name in self.sizes if name in axes)
+        return self.turned((*front, *(name for name in self.order if name not in axes)))
+
+    def turned(self, order: tuple[str, ...]) -> _Blocks:
+        """The axes in another order, in memory too."""
+        if order == self.order:
+            return self
+        dims = [self.order.index(name) for name in order]
+        dims += range(len(dims), len(dims) + len(self.message))
+        turned = emit(self.graph, aten.permute.default, self.value, dims, like=self.value)
+        packed = emit(
+            self.graph,
+            aten.clone.default,
+            turned,
+            memory_format=torch.contiguous_format,
+            like=turned,
+        )
+        return replace(self, value=packed, order=order)
+
+    def start(self, num_axes: int, group: str) -> Node:
+        """Starts the all-to-all along the first `num_axes`."""
+        lengths = [self.sizes[name] for name in self.order]
+        ranks = math.prod(lengths[:num_axes])
+        shape = [ranks, *lengths[num_axes:], *self.message]
+        packed = emit(self.graph, aten.view.default, self.value, shape, like=self.value)
+        splits = [1] * ranks
+        return emit(self.graph, ALL_TO_ALL, packed, splits, splits, group, like=packed)
+
+
+def _replace(graph: Graph, flat: AllToAll, value: Node) -> None:
+    """Puts `value` for the flat exchange. Waits count as side effects: they are erased by hand."""
+    for wait in list(_waits_behind(flat.start)):
+        wait.replace_all_uses_with(value, delete_user_cb=lambda user: user.target is not WAIT)
+    for wait in reversed(_waits_behind(flat.start)):
+        graph.erase_node(wait)
+    graph.erase_node(flat.start)
+
+
+def _waits_behind(node: Node) -> list[Node]:
+    """The waits for `node`, and those for these waits, inner ones last."""
+    waits = [user for user in node.users if user.target is WAIT]
+    return [item for wait in waits for item in (wait, *_waits_behind(wait))]
