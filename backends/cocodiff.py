@@ -11,11 +11,20 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
+from cocodiff_compile.agreement.compile_facts import (
+    captured_facts,
+    collective_groups,
+    planned_facts,
+)
+from cocodiff_compile.agreement.compile_rounds import CompileRounds, compile_rounds
+from cocodiff_compile.agreement.failures import failures_told, ranks_are_real
 from cocodiff_compile.compat import (
     compile_fx,
     compile_fx_inner,
@@ -24,7 +33,7 @@ from cocodiff_compile.compat import (
 )
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.pipeline import GraphPass, Pipeline
+from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
 from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
@@ -32,8 +41,7 @@ from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
 from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.topology.groups import Machine, make_machine, sketch_machine
-from cocodiff_compile.topology.show import find_topology
+from cocodiff_compile.topology.find_machines import describe_this_rank, find_machines
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +58,9 @@ def cocodiff(
     mode: str | None = None,
 ) -> Any:
     """The backend that Dynamo calls, once per graph. `mode` means what it means to Inductor."""
-    config = CompileConfig.from_options(options)
-    return compile_graph(gm, example_inputs, config, compile_fx_inner, mode)
+    with failures_told():
+        config = CompileConfig.from_options(options)
+        return compile_graph(gm, example_inputs, config, compile_fx_inner, mode)
 
 
 def compile_graph(
@@ -100,42 +109,59 @@ def _compile_inner(
             "gradients are on: this is a training graph, Inductor compiles it unchanged; call the "
             "model under torch.no_grad() or torch.inference_mode()",
         )
-    else:
-        _run_passes(gm, config, live)
-    return generate(gm, example_inputs, **inductor_options)
-
-
-def _run_passes(gm: GraphModule, config: CompileConfig, live: bool) -> None:
-    number, rank = next(_graph_numbers), _rank()
-    dumps: list[FolderDump | TraceDump] = [TraceDump()]
-    if config.debug_dir is not None:
-        folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
-        dumps.append(FolderDump(folder, rank, number))
-    report = Pipeline(_enabled(config, RecognizeUlysses()), tuple(dumps)).run(gm)
-    machines = _machines(report.recognition, config, live)
-    passes = _enabled(config, SplitTapaPhases(machines, config.tapa))
-    report = Pipeline(passes, tuple(dumps)).run(gm, report)
-    found = GraphReport(number, rank, config, report, describe_report(report))
-    for dump in dumps:
-        dump.finished(found.summary)
-    if live:
-        _say_what_was_found(found)
-    publish(found)
+        return generate(gm, example_inputs, **inductor_options)
+    dumps = _Dumps.of(config)
+    report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
+    with _agreement(gm.graph, report.recognition, config, live) as rounds:
+        machines = find_machines(report.recognition, config.topology, rounds, live)
+        passes = _enabled(config, SplitTapaPhases(machines, config.tapa)) if machines else ()
+        report = Pipeline(passes, dumps.observers).run(gm, report)
+        _publish(report, config, dumps, live)
+        if rounds is not None:
+            rounds.compare("planned", planned_facts(report.recognition))
+        return generate(gm, example_inputs, **inductor_options)
 
 
 def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]:
     return tuple(item for item in passes if item.name not in config.disable)
 
 
-def _machines(found: Recognition, config: CompileConfig, live: bool) -> dict[str, Machine]:
-    """The machine under each Ulysses group of a graph, by the group's name."""
-    groups = {item.group: item.ranks for site in found.sites for item in site.exchanges}
-    machines = {}
-    for name, ranks in groups.items():
-        source = "flat" if config.topology == "auto" else config.topology
-        topology = find_topology(source, len(ranks))
-        machines[name] = make_machine(ranks, topology) if live else sketch_machine(topology)
-    return machines
+def _agreement(
+    graph: Graph, found: Recognition, config: CompileConfig, live: bool
+) -> AbstractContextManager[CompileRounds | None]:
+    """The rounds with the other ranks; none for a rank that only looks."""
+    groups = collective_groups(graph) if live else {}
+    if not groups or not ranks_are_real():
+        return nullcontext()
+    facts = {name: captured_facts(graph, found, name, config) for name in groups}
+    return compile_rounds(groups, facts, describe_this_rank())
+
+
+@dataclass(frozen=True)
+class _Dumps:
+    """Where one graph is written to while passes run."""
+
+    number: int
+    rank: int
+    observers: tuple[FolderDump | TraceDump, ...]
+
+    @classmethod
+    def of(cls, config: CompileConfig) -> _Dumps:
+        number, rank = next(_graph_numbers), _rank()
+        observers: list[FolderDump | TraceDump] = [TraceDump()]
+        if config.debug_dir is not None:
+            folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
+            observers.append(FolderDump(folder, rank, number))
+        return cls(number, rank, tuple(observers))
+
+
+def _publish(report: PipelineReport, config: CompileConfig, dumps: _Dumps, live: bool) -> None:
+    found = GraphReport(dumps.number, dumps.rank, config, report, describe_report(report))
+    for dump in dumps.observers:
+        dump.finished(found.summary)
+    if live:
+        _say_what_was_found(found)
+    publish(found)
 
 
 def _say_what_was_found(found: GraphReport) -> None:

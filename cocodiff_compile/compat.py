@@ -18,6 +18,7 @@ from torch._logging import trace_structured  # type: ignore[attr-defined]
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    _get_default_store,
     _resolve_process_group,
 )
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
@@ -27,6 +28,7 @@ __all__ = [
     "ShortenTraceback",
     "compile_fx",
     "compile_fx_inner",
+    "default_store",
     "group_ranks",
     "is_contiguous_or_false",
     "list_mode_options",
@@ -58,6 +60,11 @@ def group_ranks(group_name: str) -> tuple[int, ...] | None:
     except RuntimeError:
         return None
     return tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def default_store() -> Any:
+    """The key-value store that the world's ranks met in; its `timeout` is the process group's."""
+    return _get_default_store()
 
 
 def trace_artifact(name: str, payload: Callable[[], str]) -> None:

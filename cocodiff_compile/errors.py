@@ -21,3 +21,7 @@ class InvariantError(ShortenTraceback, AssertionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
+
+
+class PeerError(UserError):
+    """What this rank raises because of another one: it failed, died, or wants something else."""

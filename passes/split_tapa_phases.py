@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -32,7 +32,6 @@ from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.graph.aten import (
     ALL_TO_ALL,
     WAIT,
-    AllToAll,
     aten,
     bound,
     emit,
@@ -59,33 +58,52 @@ class SplitTapaPhases:
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         flat = [item for site in found.sites for item in site.exchanges if not item.phases]
         plans = [self._plan(item) for item in flat]
-        middles = _first_waits(graph, flat)
-        split = {
-            item.start: split_exchange(
-                graph, item, self.machines[item.group], plan.phases, middles[item.start]
-            )
+        phased = [
+            (item, self.machines[item.group], _in_order(item, plan.phases))
             for item, plan in zip(flat, plans, strict=True)
             if not plan.is_flat
-        }
+        ]
+        rewritten = split_exchanges(graph, phased)
         counts = Counter(map(str, plans))
         notes = tuple(f"{number} exchanges: {plan}" for plan, number in counts.items())
-        return PassResult(bool(split), found.with_exchanges(split), notes=notes)
+        return PassResult(bool(phased), found.with_exchanges(rewritten), notes=notes)
 
     def _plan(self, exchange: Exchange) -> PhasePlan:
         topology = self.machines[exchange.group].topology
         return plan_phases(topology, optimization_hint(exchange.size_bytes), self.tapa)
 
 
-def _first_waits(graph: Graph, exchanges: list[Exchange]) -> dict[Node, Node]:
-    """For each start the first wait of any of the exchanges behind it."""
-    starts = {item.start for item in exchanges}
-    ends = {_wait_of(item.start) for item in exchanges}
+def _in_order(exchange: Exchange, phases: Phases) -> Phases:
+    """The way out mirrors the way in: a way in packs before its first phase anyway, a way out
+    unpacks after its last, and the other end may be free of copies.
+    """
+    return phases if exchange.way == "in" else phases[::-1]
+
+
+def split_exchanges(
+    graph: Graph, phased: Sequence[tuple[Exchange, Machine, Phases]]
+) -> dict[Node, Exchange]:
+    """Replaces exchanges by their phases; the new ones, by the start of the old."""
+    middles = _first_waits(graph, [item.start for item, _, _ in phased])
+    begun = [
+        _begin(graph, item, machine, phases, middles[item.start])
+        for item, machine, phases in phased
+    ]
+    rewritten = {item.exchange.start: _finish(graph, item) for item in begun}
+    for start in rewritten:
+        _erase(graph, start)
+    return rewritten
+
+
+def _first_waits(graph: Graph, starts: Sequence[Node]) -> dict[Node, Node]:
+    """For each start the first wait, of any of them, behind it."""
+    ends = {_wait_of(start) for start in starts}
     found: dict[Node, Node] = {}
     wait: Node | None = None
     for node in reversed(graph.nodes):
         if node in ends:
             wait = node
-        elif node in starts and wait is not None:
+        elif wait is not None:
             found[node] = wait
     return found
 
@@ -94,36 +112,54 @@ def _wait_of(start: Node) -> Node:
     return next(user for user in start.users if user.target is WAIT)
 
 
-def split_exchange(
+@dataclass(frozen=True)
+class _Begun:
+    """An exchange whose last phase has started."""
+
+    exchange: Exchange
+    machine: Machine
+    shape: Shape
+    blocks: _Blocks
+    started: tuple[tuple[tuple[str, ...], Node], ...]
+
+
+def _begin(
     graph: Graph, exchange: Exchange, machine: Machine, phases: Phases, middle: Node
-) -> Exchange:
-    """Replaces one exchange by `phases`; what is between the first and the last stands before
-    `middle`, a node from the exchange's start to its wait.
-    """
+) -> _Begun:
     flat = parse_all_to_all(exchange.start)
     assert flat is not None, "a recognised exchange has its wait"
-    end = _wait_of(flat.start)
     with graph.inserting_before(flat.start):
         shape = emit_shape(graph, flat.source)
         message = [bound(flat.start)["input_split_sizes"][0], *shape[1:]]
         blocks = _Blocks.of(graph, flat.source, machine, message)
-    done: list[ExchangePhase] = []
-    for number, axes in enumerate(phases):
-        with graph.inserting_before(middle if number else flat.start):
-            blocks = blocks.to_front(axes)
-            group = machine.groups[frozenset(axes)]
-            start = blocks.start(len(axes), group)
-        with graph.inserting_before(end if number == len(phases) - 1 else middle):
-            wait = emit(graph, WAIT, start, like=start)
-            blocks = replace(blocks, value=wait).viewed()
-        done.append(ExchangePhase(axes, start, wait, group))
-    with graph.inserting_before(end):
-        value = blocks.turned(machine.axis_names).value
-        value = emit(graph, aten.view.default, value, shape, like=value)
-    _replace(graph, flat, value)
-    result = value if exchange.result is flat.wait else exchange.result
+    started: list[tuple[tuple[str, ...], Node]] = []
+    for axes in phases:
+        with graph.inserting_before(middle if started else flat.start):
+            if started:
+                blocks = blocks.received()
+            blocks = blocks.to_front(axes).sent(len(axes), machine.groups[frozenset(axes)])
+            started.append((axes, blocks.value))
+    return _Begun(exchange, machine, shape, blocks, tuple(started))
+
+
+def _finish(graph: Graph, begun: _Begun) -> Exchange:
+    """Waits for the last phase and puts its result in place of the exchange's."""
+    exchange, machine = begun.exchange, begun.machine
+    with graph.inserting_before(_wait_of(exchange.start)):
+        value = begun.blocks.received().turned(machine.axis_names).value
+        value = emit(graph, aten.view.default, value, begun.shape, like=value)
+    for wait in _waits_behind(exchange.start):
+        wait.replace_all_uses_with(value, delete_user_cb=lambda user: user.target is not WAIT)
+    phases = tuple(
+        ExchangePhase(axes, start, _wait_of(start), machine.groups[frozenset(axes)])
+        for axes, start in begun.started
+    )
     return replace(
-        exchange, start=done[0].start, wait=done[-1].wait, result=result, phases=tuple(done)
+        exchange,
+        start=phases[0].start,
+        wait=phases[-1].wait,
+        result=value if exchange.result is exchange.wait else exchange.result,
+        phases=phases,
     )
 
 
@@ -171,23 +207,27 @@ class _Blocks:
         )
         return replace(self, value=packed, order=order)
 
-    def start(self, num_axes: int, group: str) -> Node:
-        """Starts the all-to-all along the first `num_axes`."""
+    def sent(self, num_axes: int, group: str) -> _Blocks:
+        """The all-to-all along the first `num_axes`, started."""
         lengths = [self.sizes[name] for name in self.order]
         ranks = math.prod(lengths[:num_axes])
         shape = [ranks, *lengths[num_axes:], *self.message]
         packed = emit(self.graph, aten.view.default, self.value, shape, like=self.value)
         splits = [1] * ranks
-        return emit(self.graph, ALL_TO_ALL, packed, splits, splits, group, like=packed)
+        start = emit(self.graph, ALL_TO_ALL, packed, splits, splits, group, like=packed)
+        return replace(self, value=start)
+
+    def received(self) -> _Blocks:
+        """What was sent, waited for."""
+        wait = emit(self.graph, WAIT, self.value, like=self.value)
+        return replace(self, value=wait).viewed()
 
 
-def _replace(graph: Graph, flat: AllToAll, value: Node) -> None:
-    """Puts `value` for the flat exchange. Waits count as side effects: they are erased by hand."""
-    for wait in list(_waits_behind(flat.start)):
-        wait.replace_all_uses_with(value, delete_user_cb=lambda user: user.target is not WAIT)
-    for wait in reversed(_waits_behind(flat.start)):
+def _erase(graph: Graph, start: Node) -> None:
+    """Waits count as side effects, which dead-code elimination keeps: they go by hand."""
+    for wait in reversed(_waits_behind(start)):
         graph.erase_node(wait)
-    graph.erase_node(flat.start)
+    graph.erase_node(start)
 
 
 def _waits_behind(node: Node) -> list[Node]:

@@ -61,6 +61,33 @@ def capture_calls(
     return graphs
 
 
+def capture_call(
+    model: Callable[..., Any], *args: Any, dynamic: bool | None = None, **kwargs: Any
+) -> tuple[GraphModule, list[Any]]:
+    """The graph of a model that is captured in one piece, and the values it is called with."""
+    found: list[tuple[GraphModule, list[Any]]] = []
+    names: list[str] = []
+
+    def record(captured: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
+        def call(*values: Any) -> Any:
+            found.append((captured, list(values)))
+            return captured.forward(*values)
+
+        return make_boxed_func(call)
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        names.extend(str(node.target) for node in gm.graph.find_nodes(op="placeholder"))
+        config = CompileConfig.from_options({"disable": ["recognize-ulysses"]})
+        return compile_graph(gm, example_inputs, config, record)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)(*args, **kwargs)
+    ((gm, values),) = found
+    gm.meta[INPUT_NAMES] = names
+    return gm, values
+
+
 def weight_name(gm: GraphModule, matmul: Node) -> str:
     """Dynamo's name of the input that a projection multiplies with, such as `l_..to_q..weight_`."""
     weight = matmul.args[-1]

@@ -98,6 +98,5 @@ def _all_gather(
     arguments: list[Sequence[Any]], members: Callable[[int], Sequence[int]]
 ) -> list[Tensor]:
     return [
-        torch.cat([arguments[peer][0] for peer in members(rank)])
-        for rank in range(len(arguments))
+        torch.cat([arguments[peer][0] for peer in members(rank)]) for rank in range(len(arguments))
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from datetime import timedelta
 
 import torch
 from torch import distributed as dist
@@ -59,3 +60,24 @@ def test_modes_of_inductor_can_be_listed() -> None:
 
 def test_sizes_have_hints() -> None:
     assert compat.optimization_hint(3) == 3
+
+
+def test_the_default_store_holds_keys_and_the_timeout() -> None:
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=77)
+    )
+    try:
+        store = compat.default_store()
+        store.set("key", "value")
+        assert store.check(["key"])
+        assert not store.check(["other"])
+        assert store.get("key") == b"value"
+        assert store.add("count", 1) == 1
+        assert store.timeout == timedelta(seconds=77)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_contiguity_is_known_or_false() -> None:
+    assert compat.is_contiguous_or_false(torch.ones(2, 3))
+    assert not compat.is_contiguous_or_false(torch.ones(2, 3).t())

@@ -44,6 +44,9 @@ def test_config_is_frozen() -> None:
 
 GOOD = [
     ("topology", "auto", "auto"),
+    ("topology", "aurora", "aurora"),
+    ("topology", "examples/two_nodes.yaml", "examples/two_nodes.yaml"),
+    ("topology", Path("examples/two_nodes.yaml"), "examples/two_nodes.yaml"),
     ("tapa", "auto", "auto"),
     ("tapa", "on", "on"),
     ("tapa", "off", "off"),
@@ -74,7 +77,7 @@ def test_good_value(key: str, value: Any, expected: Any) -> None:
 
 
 BAD = [
-    *(("topology", value, "'auto'") for value in ("", "ring", None, 3, ["auto"])),
+    *(("topology", value, "'auto', a preset") for value in ("", "ring", None, 3, ["auto"], ".")),
     *(("tapa", value, "'auto', 'on', 'off'") for value in ("ON", "", True, None, ["on"])),
     *(("v_first", value, "True, False") for value in (1, 0, "true", None)),
     *(
@@ -200,8 +203,6 @@ def test_bad_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "pass_name"),
     [
-        ({"topology": "auto"}, "split-tapa-phases"),
-        ({"tapa": "on"}, "split-tapa-phases"),
         ({"v_first": True}, "schedule-v-first"),
         ({"head_chunks": 2}, "chunk-heads"),
         ({"v_major": {"top": 3}}, "select-v-major"),

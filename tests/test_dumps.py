@@ -38,12 +38,15 @@ def _run(file: Path) -> str:
 def test_every_file_of_a_dump_is_there_and_runs(tmp_path: Path) -> None:
     torch._dynamo.reset()
     with fake_ranks(4, rank=1):
-        cocodiff_compile.explain(Block().eval(), _x(), options={"debug_dir": tmp_path})
+        options = {"debug_dir": tmp_path, "topology": "aurora", "tapa": "on"}
+        cocodiff_compile.explain(Block().eval(), _x(), options=options)
     (folder,) = (tmp_path / "rank_001").iterdir()
     assert sorted(file.name for file in folder.iterdir()) == [
         "00_captured.py",
         "01_recognize-ulysses.diff",
         "01_recognize-ulysses.py",
+        "02_split-tapa-phases.diff",
+        "02_split-tapa-phases.py",
         "explanation.json",
         "explanation.txt",
         "op_counts.txt",
@@ -52,6 +55,7 @@ def test_every_file_of_a_dump_is_there_and_runs(tmp_path: Path) -> None:
     assert "_c10d_functional.all_to_all_single.default 4" in (folder / "op_counts.txt").read_text()
     assert len(json.loads((folder / "explanation.json").read_text())["sites"]) == 1
     assert f"(1, 4, {WIDTH})" in _run(folder / "00_captured.py")
+    assert f"(1, 4, {WIDTH})" in _run(folder / "02_split-tapa-phases.py")
 
 
 @pytest.mark.parametrize("name", ["flux", "z-image"])

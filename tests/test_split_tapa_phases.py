@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
-from torch.fx import Graph, GraphModule
+from torch._inductor.utils import run_and_get_code
+from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, aten, bound, parse_all_to_all
+from cocodiff_compile.explain import explain
+from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, aten, bound, size_bytes
+from cocodiff_compile.graph.exchanges import Exchanges
+from cocodiff_compile.graph.pipeline import PassResult, broken_rule
 from cocodiff_compile.graph.records import Exchange
-from cocodiff_compile.passes.split_tapa_phases import split_exchange
+from cocodiff_compile.lab.small_models import SMALL_MODELS
+from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.passes.recognize_ulysses import recognize
+from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases, split_exchanges
 from cocodiff_compile.topology.axes import Axis, Link, Topology
+from cocodiff_compile.topology.exchange_cost import messages_per_exchange, traffic
 from cocodiff_compile.topology.groups import Machine, sketch_machine
 from cocodiff_compile.topology.phase_plan import Phases, all_phases
+from cocodiff_compile.topology.presets import aurora
+from tests.captured import INPUT_NAMES, capture_call, fake_ranks
+from tests.hand_written import (
+    DIFFUSERS,
+    HEAD_FIRST,
+    HEADS,
+    STACKED,
+    TRANSPOSED,
+    WIDTH,
+    Block,
+    Layout,
+)
+from tests.idioms import IDIOMS
 from tests.lockstep import machine_groups, run_lockstep
 from tests.traced import traced
 
 FLAT = "all"
 GRIDS = {"2x3": (2, 3), "2x2x2": (2, 2, 2), "2x6": (2, 6), "2x6x2": (2, 6, 2), "2x6x8": (2, 6, 8)}
+
+
+every_grid = pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
 
 
 def machine(*sizes: int) -> Machine:
@@ -40,18 +70,17 @@ def exchange_graph(num_ranks: int, rows: int = 2, columns: int = 3) -> Graph:
     return traced(exchange, torch.zeros(rows * num_ranks, columns))
 
 
-def only_exchange(graph: Graph) -> Exchange:
-    (start,) = graph.find_nodes(op="call_function", target=ALL_TO_ALL)
-    found = parse_all_to_all(start)
-    assert found is not None
-    return Exchange(
-        start, found.wait, found.source, found.wait, "in", FLAT, (), found.input_splits, 0, 0, 0
-    )
+def exchanges_of(graph: Graph) -> list[Exchange]:
+    """Every all-to-all of a graph, as if recognised."""
+    return [
+        Exchange(item.start, item.wait, item.source, item.wait, "in", FLAT, (), (), 0, 0, 0)
+        for item in Exchanges.of(graph).by_start.values()
+    ]
 
 
 def split(graph: Graph, on: Machine, phases: Phases) -> Exchange:
-    exchange = only_exchange(graph)
-    done = split_exchange(graph, exchange, on, phases, middle=exchange.wait)
+    (exchange,) = exchanges_of(graph)
+    (done,) = split_exchanges(graph, [(exchange, on, phases)]).values()
     graph.lint()
     return done
 
@@ -63,7 +92,20 @@ def origins(num_ranks: int, rows: int = 2, columns: int = 3) -> list[list[torch.
     return [[values + size * rank] for rank in range(num_ranks)]
 
 
-@pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
+def equal_on_every_rank(
+    ours: Sequence[Sequence[torch.Tensor]], flat: Sequence[Sequence[torch.Tensor]]
+) -> bool:
+    return all(
+        torch.equal(mine, theirs)
+        for rank, results in enumerate(ours)
+        for mine, theirs in zip(results, flat[rank], strict=True)
+    )
+
+
+# One exchange
+
+
+@every_grid
 def test_every_plan_moves_every_element_to_where_flat_does(sizes: Sequence[int]) -> None:
     on, num_ranks = machine(*sizes), math.prod(sizes)
     inputs, groups = origins(num_ranks), machine_groups(FLAT, on)
@@ -71,5 +113,248 @@ def test_every_plan_moves_every_element_to_where_flat_does(sizes: Sequence[int])
     for phases in all_phases(on.topology)[1:]:
         graph = exchange_graph(num_ranks)
         split(graph, on, phases)
-        for rank, (ours,) in enumerate(run_lockstep(graph, inputs, groups)):
-            assert torch.equal(ours, flat[rank][0]), (phases, rank)
+        assert equal_on_every_rank(run_lockstep(graph, inputs, groups), flat), phases
+
+
+def test_the_flat_exchange_of_the_proof_is_an_all_to_all() -> None:
+    """Block r of rank s goes to place s of rank r: the yardstick itself, by its definition."""
+    inputs = origins(6)
+    flat = run_lockstep(exchange_graph(6), inputs, machine_groups(FLAT, machine(2, 3)))
+    for rank, (result,) in enumerate(flat):
+        sent = [inputs[peer][0][2 * rank : 2 * rank + 2] for peer in range(6)]
+        assert torch.equal(result, torch.cat(sent))
+
+
+def _swapped(on: Machine) -> Machine:
+    """A machine that takes one axis for another of the same length."""
+    tile, gpu = frozenset({"tile"}), frozenset({"gpu"})
+    return Machine(on.topology, {**on.groups, tile: on.groups[gpu], gpu: on.groups[tile]})
+
+
+@pytest.mark.parametrize("phases", [(("tile",), ("gpu", "node")), (("tile",), ("gpu",), ("node",))])
+def test_swapped_groups_are_caught(phases: Phases) -> None:
+    on = machine(2, 2, 2)
+    inputs, groups = origins(8), machine_groups(FLAT, on)
+    flat = run_lockstep(exchange_graph(8), inputs, groups)
+    graph = exchange_graph(8)
+    split(graph, _swapped(on), phases)
+    assert not equal_on_every_rank(run_lockstep(graph, inputs, groups), flat)
+
+
+def _permutes(graph: Graph) -> list[Node]:
+    return graph.find_nodes(op="call_function", target=aten.permute.default)
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_a_dropped_layout_change_is_caught(dropped: int) -> None:
+    on = machine(2, 2, 2)
+    inputs, groups = origins(8), machine_groups(FLAT, on)
+    flat = run_lockstep(exchange_graph(8), inputs, groups)
+    graph = exchange_graph(8)
+    split(graph, on, (("tile",), ("gpu", "node")))
+    assert len(_permutes(graph)) == 2, "one before each phase; the last leaves ranks in order"
+    permute = _permutes(graph)[dropped]
+    permute.replace_all_uses_with(permute.all_input_nodes[0])
+    assert not equal_on_every_rank(run_lockstep(graph, inputs, groups), flat)
+
+
+@every_grid
+def test_messages_and_bytes_per_axis_are_those_of_the_cost_model(sizes: Sequence[int]) -> None:
+    """Counted from the collectives in the graph, against `traffic`, which plans are made with."""
+    on, num_ranks = machine(*sizes), math.prod(sizes)
+    for phases in all_phases(on.topology)[1:]:
+        graph = exchange_graph(num_ranks)
+        done = split(graph, on, phases)
+        assert tuple(phase.axes for phase in done.phases) == phases
+        total = 0
+        for phase in done.phases:
+            members = on.topology.ranks_along(0, phase.axes)
+            splits = bound(phase.start)["input_split_sizes"]
+            assert splits == [1] * len(members)
+            block_bytes = size_bytes(phase.start) // len(members)
+            assert size_bytes(phase.start) == num_ranks * 2 * 3 * 4
+            flows = traffic(on.topology, phase.axes, size_bytes(phase.start))
+            assert sum(flow.messages for flow in flows) == len(members) - 1
+            assert sum(flow.size_bytes for flow in flows) == block_bytes * (len(members) - 1)
+            total += len(members) - 1
+        assert total * num_ranks == messages_per_exchange(on.topology, phases)
+
+
+def test_96_ranks_send_what_the_paper_counts() -> None:
+    topology = aurora(96)
+    flat, tapa = (("tile", "gpu", "node"),), (("tile",), ("gpu", "node"))
+    assert messages_per_exchange(topology, flat) == 9120
+    assert messages_per_exchange(topology, tapa) == 4608
+
+
+# Whole attentions
+
+
+def split_all(gm: GraphModule, on: Machine) -> tuple[GraphModule, PassResult]:
+    """A copy of the graph with every exchange in the cheapest phases that are not flat."""
+    phased = GraphModule(gm, copy.deepcopy(gm.graph))
+    found = recognize(phased.graph)
+    (group,) = {item.group for site in found.sites for item in site.exchanges}
+    result = SplitTapaPhases({group: on}, "on").run(phased.graph, found)
+    phased.graph.lint()
+    assert broken_rule(phased.graph) == ""
+    return phased, result
+
+
+def per_rank(values: Sequence[Any], names: Sequence[str], num_ranks: int) -> list[list[Any]]:
+    """The same weights on every rank, and other data."""
+
+    def own(value: Any, name: str, rank: int) -> Any:
+        is_data = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not is_data or "_parameters_" in name or "_buffers_" in name:
+            return value
+        noise = torch.Generator().manual_seed(rank)
+        return value + torch.randn(value.shape, generator=noise).to(value.dtype)
+
+    return [
+        [own(value, name, rank) for value, name in zip(values, names, strict=True)]
+        for rank in range(num_ranks)
+    ]
+
+
+@pytest.mark.parametrize("name", [idiom.name for idiom in IDIOMS])
+def test_idiom_in_phases_is_flat_bit_for_bit(name: str) -> None:
+    (idiom,) = (idiom for idiom in IDIOMS if idiom.name == name)
+    twelve_heads = idiom.heads == idiom.kv_heads == HEADS
+    sizes = (2, 3) if twelve_heads else (2, idiom.num_ranks // 2)
+    idiom = replace(idiom, num_ranks=math.prod(sizes))
+    with fake_ranks(idiom.num_ranks):
+        gm, values = capture_call(idiom.model(), *idiom.arguments(), dynamic=idiom.dynamic)
+        phased, result = split_all(gm, machine(*sizes))
+    assert result.changed
+    assert result.recognition is not None
+    (site,) = result.recognition.sites
+    assert all(len(item.phases) == 2 for item in site.exchanges)
+    inputs = per_rank(values, gm.meta[INPUT_NAMES], idiom.num_ranks)
+    groups = machine_groups("0", machine(*sizes))
+    flat = run_lockstep(gm.graph, inputs, groups)
+    assert equal_on_every_rank(run_lockstep(phased.graph, inputs, groups), flat)
+    assert not torch.equal(flat[0][0], flat[1][0])
+
+
+@pytest.mark.parametrize("grid", ["2x6", "2x6x2"])
+@pytest.mark.parametrize("name", ["flux", "sd3"])
+def test_a_whole_model_in_phases_is_flat_bit_for_bit(name: str, grid: str) -> None:
+    on, num_ranks = machine(*GRIDS[grid]), math.prod(GRIDS[grid])
+    small = SMALL_MODELS[name]
+    model = small.build(num_layers=1, heads=24, head_size=8)
+    inputs = small.inputs(model)
+    with fake_ranks(num_ranks):
+        parallelize(model)
+        gm, values = capture_call(model, **inputs)
+        phased, result = split_all(gm, on)
+    assert result.recognition is not None
+    assert len(result.recognition.sites) == small.num_ulysses_attentions(model)
+    per = per_rank(values, gm.meta[INPUT_NAMES], num_ranks)
+    groups = machine_groups("0", on)
+    flat = run_lockstep(gm.graph, per, groups)
+    assert equal_on_every_rank(run_lockstep(phased.graph, per, groups), flat)
+
+
+# The pass
+
+
+def _block_graph(layout: Layout = DIFFUSERS) -> GraphModule:
+    gm, _ = capture_call(Block(layout).eval(), torch.ones(1, 2, WIDTH))
+    return gm
+
+
+def _run(gm: GraphModule, on: Machine, tapa: Literal["auto", "on", "off"]) -> PassResult:
+    return SplitTapaPhases({"0": on}, tapa).run(gm.graph, recognize(gm.graph))
+
+
+def test_off_leaves_the_graph_to_the_letter() -> None:
+    with fake_ranks(6):
+        gm = _block_graph()
+        before = str(gm.graph)
+        result = _run(gm, machine(2, 3), "off")
+    assert not result.changed
+    assert str(gm.graph) == before
+    assert result.notes == ("4 exchanges: flat",)
+
+
+def test_a_second_run_changes_nothing() -> None:
+    with fake_ranks(6):
+        gm = _block_graph()
+        first = _run(gm, machine(2, 3), "on")
+        text = str(gm.graph)
+        assert first.recognition is not None
+        again = SplitTapaPhases({"0": machine(2, 3)}, "on").run(gm.graph, first.recognition)
+    assert first.changed
+    assert not again.changed
+    assert str(gm.graph) == text
+
+
+def test_auto_takes_flat_where_flat_is_cheapest() -> None:
+    far = Link("far", 1e9, 2e9, latency_s=1.0)
+    near = Link("near", 1e12, 2e12, latency_s=1e-9)
+    with fake_ranks(6):
+        for copies_per_s, expected in ((1e-3, False), (1e15, True)):
+            topology = Topology("t", (Axis("a", 2, near), Axis("b", 3, far)), copies_per_s)
+            assert _run(_block_graph(), sketch_machine(topology), "auto").changed is expected
+
+
+def test_exchanges_in_flight_together_stay_so() -> None:
+    """Three exchanges started one after the other: no wait stands before the third start, and all
+    second phases start before one of them is waited for.
+    """
+
+    def three(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        splits = [2] * 6
+        c10d = torch.ops._c10d_functional
+        started = [c10d.all_to_all_single(item, splits, splits, FLAT) for item in (x, y, z)]
+        return [c10d.wait_tensor(item) for item in started]
+
+    graph = traced(three, *(torch.zeros(12, 3) for _ in range(3)))
+    plan = machine(2, 3), (("tile",), ("gpu",))
+    split_exchanges(graph, [(item, *plan) for item in exchanges_of(graph)])
+    graph.lint()
+    order = [
+        {ALL_TO_ALL: "start", WAIT: "wait"}[node.target]
+        for node in graph.nodes
+        if node.target in (ALL_TO_ALL, WAIT)
+    ]
+    assert order == ["start"] * 3 + ["wait", "start"] * 3 + ["wait"] * 3
+
+
+def test_the_report_names_the_phases() -> None:
+    with fake_ranks(4):
+        options = {"topology": "aurora", "tapa": "on"}
+        torch._dynamo.reset()
+        explanation = explain(Block().eval(), torch.ones(1, 2, WIDTH), options=options)
+    (site,) = json.loads(explanation.to_json())["graphs"][0]["sites"]
+    way_in = [["tile"], ["gpu"]]
+    assert [leg["phases"] for leg in site["legs"]] == [way_in, way_in, way_in, way_in[::-1]]
+    assert "4 exchanges: tile | gpu" in str(explanation)
+
+
+# What Inductor makes of it
+
+
+def _num_kernels(options: dict[str, str], layout: Layout) -> tuple[int, int]:
+    """Kernels and all-to-alls in the code that Inductor generates for one call."""
+    torch._dynamo.reset()
+    model = torch.compile(Block(layout).eval(), backend="cocodiff", options=options)
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(model, torch.ones(1, 2, WIDTH))
+    called = code[code.index("def call(") :]
+    return len(re.findall(r"\bcpp_fused\w*\(", called)), called.count("all_to_all_single.default(")
+
+
+@pytest.mark.parametrize("layout", [DIFFUSERS, HEAD_FIRST, TRANSPOSED, STACKED])
+def test_one_copy_more_per_extra_phase(layout: Layout, tmp_path: Path) -> None:
+    file = tmp_path / "grid.json"
+    link = {"bytes_per_s": 1e9, "latency_s": 1e-3}
+    axes = [{"name": name, "size": 2, "link": "any"} for name in ("tile", "node")]
+    grid = {"name": "grid", "copy_bytes_per_s": 1e12, "links": {"any": link}, "axes": axes}
+    file.write_text(json.dumps(grid))
+    with fake_ranks(4):
+        kernels, exchanges = _num_kernels({"tapa": "off"}, layout)
+        phased_kernels, phases = _num_kernels({"topology": str(file), "tapa": "on"}, layout)
+    assert phases == 2 * exchanges
+    assert phased_kernels <= kernels + exchanges

@@ -71,7 +71,7 @@ def runnable_code(module: GraphModule, title: str, rank: int) -> str:
     """The text of the file."""
     code = module.print_readable(print_output=False)
     _, rest = code.split("\n", 1)
-    groups = _groups(module.graph)
+    groups = _groups(module.graph, rank)
     members = [member for ranks in groups.values() for member in ranks]
     return _TEMPLATE.format(
         title=title,
@@ -102,13 +102,19 @@ def op_counts(graph: Graph) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _groups(graph: Graph) -> dict[str, tuple[int, ...]]:
+def _groups(graph: Graph, rank: int) -> dict[str, tuple[int, ...]]:
     groups: dict[str, tuple[int, ...]] = {}
     for node in graph.nodes:
         name = bound(node).get("group_name") if is_collective(node) else None
         if isinstance(name, str) and name not in groups:
-            groups[name] = group_ranks(name) or ()
+            groups[name] = group_ranks(name) or _as_many_ranks(node, rank)
     return groups
+
+
+def _as_many_ranks(node: Node, rank: int) -> tuple[int, ...]:
+    """Some ranks for a group that was planned and never made, `rank` among them."""
+    num_ranks = len(bound(node).get("input_split_sizes", ()))
+    return tuple(range(rank, rank + num_ranks))
 
 
 def _input(node: Node) -> str:

@@ -1,0 +1,89 @@
+"""What ranks compare: facts of a compile as (what, value) pairs, alike on every rank of a group."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from cocodiff_compile.compat import group_ranks
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.graph.aten import bound, is_collective, value_of
+from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.topology.files import load_topology
+from cocodiff_compile.topology.presets import PRESETS
+
+Facts: TypeAlias = "list[tuple[str, str]]"
+
+_OWN_OPTIONS = ("debug_dir",)
+"""Options that may differ from rank to rank."""
+
+
+def _setting_facts(config: CompileConfig) -> Facts:
+    """Versions and options."""
+    options = [
+        (f"option {field.name!r}", repr(getattr(config, field.name)))
+        for field in fields(config)
+        if field.name not in _OWN_OPTIONS
+    ]
+    if config.topology != "auto" and config.topology not in PRESETS:
+        machine = load_topology(Path(config.topology))
+        options.append((f"the content of {config.topology}", repr(machine)))
+    return [
+        ("the version of torch", torch.__version__),
+        ("the version of cocodiff-compile", version("cocodiff-compile")),
+        ("the version of Python", platform.python_version()),
+        *options,
+    ]
+
+
+def captured_facts(graph: Graph, found: Recognition, group: str, config: CompileConfig) -> Facts:
+    """Settings, and the collectives over one group as captured.
+
+    A recognised exchange has the same shape on every rank; what else a graph holds may not.
+    """
+    exchanges = {item.start for site in found.sites for item in site.exchanges}
+    lines = []
+    for node in collectives(graph):
+        if bound(node).get("group_name") == group:
+            lines.append(_line(node, with_shape=node in exchanges))
+    return [*_setting_facts(config), *_numbered("collective", lines)]
+
+
+def planned_facts(found: Recognition) -> dict[str, Facts]:
+    """The phases of every exchange, by group, in the order of the graph."""
+    lines: dict[str, list[str]] = {}
+    for item in (item for site in found.sites for item in site.exchanges):
+        plan = " | ".join("+".join(phase.axes) for phase in item.phases) or "flat"
+        lines.setdefault(item.group, []).append(f"the phases {plan}")
+    return {group: _numbered("exchange", plans) for group, plans in lines.items()}
+
+
+def collectives(graph: Graph) -> Iterator[Node]:
+    return (node for node in graph.nodes if node.op == "call_function" and is_collective(node))
+
+
+def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Name and ranks of every group that a graph communicates over, in the order of their use."""
+    names = (bound(node).get("group_name") for node in collectives(graph))
+    found = {str(name): group_ranks(str(name)) for name in names}
+    return {name: ranks for name, ranks in found.items() if ranks is not None}
+
+
+def _line(node: Node, with_shape: bool) -> str:
+    ranks = group_ranks(str(bound(node).get("group_name"))) or ()
+    name = str(node.target).removeprefix("_c10d_functional.").removesuffix(".default")
+    value = value_of(node.all_input_nodes[0])
+    shape = f"{'x'.join(map(str, value.shape))} " if with_shape else ""
+    return f"{name} of {shape}{value.dtype} over {len(ranks)} ranks"
+
+
+def _numbered(what: str, lines: list[str]) -> Facts:
+    count = (f"the number of {what}s", str(len(lines)))
+    return [*((f"{what} {number}", line) for number, line in enumerate(lines)), count]

@@ -1,0 +1,141 @@
+"""Rounds in which the ranks of a group compare what they compile, through the store of the world.
+
+    captured   versions, options and collectives, before any process group is made
+    planned    the phases of every exchange, before code is generated
+    compiled   code is there on every rank, before any rank runs it
+
+A difference is the same error on every rank. A rank that fails says so, and the others raise with
+its message; one that stops beating is dead. What a group has agreed on once is not asked again, so
+that a rank may recompile alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from cocodiff_compile.agreement.compile_facts import Facts
+from cocodiff_compile.agreement.failures import ranks_are_real
+from cocodiff_compile.agreement.heartbeat import beating
+from cocodiff_compile.agreement.waiting import stay_until_read, store_reached, wait_for
+from cocodiff_compile.compat import default_store
+from cocodiff_compile.errors import PeerError
+
+Groups = Mapping[str, tuple[int, ...]]
+"""Name -> global ranks."""
+
+
+@dataclass
+class _Memory:
+    """What this rank remembers of one world."""
+
+    rounds: dict[tuple[int, ...], int] = field(default_factory=dict)
+    agreed: set[str] = field(default_factory=set)
+
+
+_memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
+
+
+def _memory() -> _Memory:
+    return _memories.setdefault(dist.group.WORLD, _Memory())
+
+
+@contextmanager
+def compile_rounds(
+    groups: Groups, captured: Mapping[str, Facts], about_me: object
+) -> Iterator[CompileRounds | None]:
+    """Compares what was captured, per group, then runs the block, then waits until the block is
+    done on every rank. `about_me` is told to the others and need not be alike.
+
+    None, and no word to anyone, if no other rank is real or the groups have agreed on the same
+    before.
+    """
+    digest = hashlib.sha256(json.dumps([groups, captured]).encode()).hexdigest()
+    if not groups or not ranks_are_real() or digest in _memory().agreed:
+        yield None
+        return
+    with beating(default_store(), dist.get_rank()):
+        rounds = CompileRounds(groups)
+        rounds.about = rounds.compare("captured", captured, about_me)
+        yield rounds
+        rounds.compare("compiled", {})
+    _memory().agreed.add(digest)
+
+
+class CompileRounds:
+    """The rounds of one graph, over all its groups at once."""
+
+    about: Mapping[str, Mapping[int, Any]]
+    """Per group, what each rank told about itself."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._numbers = {name: _memory().rounds.get(ranks, 0) for name, ranks in groups.items()}
+
+    def compare(
+        self, stage: str, facts: Mapping[str, Facts], about_me: object = None
+    ) -> dict[str, dict[int, Any]]:
+        """Waits for the facts of every rank of every group; raises on all if they differ."""
+        with store_reached():
+            for name in self._groups:
+                mine = {"facts": facts.get(name, []), "about": about_me}
+                default_store().set(self._key(name, stage, dist.get_rank()), json.dumps(mine))
+            return {name: self._compare_group(name, stage) for name in self._groups}
+
+    def _compare_group(self, name: str, stage: str) -> dict[int, Any]:
+        ranks = self._groups[name]
+        keys = {rank: self._key(name, stage, rank) for rank in ranks}
+        self._wait(name, stage, keys)
+        _memory().rounds[ranks] = self._numbers[name] + 1
+        given = {rank: json.loads(default_store().get(key)) for rank, key in keys.items()}
+        if difference := first_difference({rank: given[rank]["facts"] for rank in ranks}):
+            default_store().set(f"{keys[dist.get_rank()]}/read", "")
+            stay_until_read([f"{key}/read" for key in keys.values()])
+            raise PeerError(difference)
+        return {rank: given[rank]["about"] for rank in ranks}
+
+    def from_first(self, name: str, what: str, make: Callable[[], Any]) -> Any:
+        """What the first rank of a group makes (plain data), on all of them."""
+        first = self._groups[name][0]
+        key = self._key(name, what, first)
+        with store_reached():
+            if dist.get_rank() == first:
+                default_store().set(key, json.dumps(make()))
+            self._wait(name, what, {first: key})
+            return json.loads(default_store().get(key))
+
+    def _wait(self, name: str, stage: str, keys: Mapping[int, str]) -> None:
+        try:
+            wait_for(keys, stage)
+        except PeerError:
+            # The round did not take place: the next attempt must not read this one's words.
+            with suppress(dist.DistError):
+                default_store().delete_key(self._key(name, stage, dist.get_rank()))
+            raise
+
+    def _key(self, name: str, stage: str, rank: int) -> str:
+        members = hashlib.sha256(repr(self._groups[name]).encode()).hexdigest()[:16]
+        return f"cocodiff/{members}/{self._numbers[name]}/{stage}/{rank}"
+
+
+def first_difference(facts: Mapping[int, Facts]) -> str:
+    """The first fact on which a rank differs from the first rank, in words; empty if none does."""
+    first, *others = facts
+    ours = dict(facts[first])
+    for rank in others:
+        theirs = dict(facts[rank])
+        for what in [*ours, *(what for what in theirs if what not in ours)]:
+            if ours.get(what) != theirs.get(what):
+                return (
+                    f"ranks disagree about {what}: rank {first} has {ours.get(what, 'none')}, rank "
+                    f"{rank} has {theirs.get(what, 'none')}; start all ranks with the same model, "
+                    "shapes, options and versions"
+                )
+    return ""
