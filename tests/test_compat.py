@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -62,9 +63,10 @@ def test_sizes_have_hints() -> None:
     assert compat.optimization_hint(3) == 3
 
 
-def test_the_default_store_holds_keys_and_the_timeout() -> None:
+def test_the_default_store_holds_keys_and_the_timeout(tmp_path: Path) -> None:
+    address = f"file://{tmp_path / 'store'}"
     dist.init_process_group(
-        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=77)
+        "gloo", init_method=address, rank=0, world_size=1, timeout=timedelta(seconds=77)
     )
     try:
         store = compat.default_store()

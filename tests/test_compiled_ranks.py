@@ -1,74 +1,127 @@
-"""On real gloo ranks: what backend "cocodiff" computes is what Inductor computes, bit for bit."""
+"""On real gloo ranks: what backend "cocodiff" computes is what Inductor computes, bit for bit, with
+every exchange in phases.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import tempfile
 import traceback
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.fx import GraphModule
 
 import cocodiff_compile
+from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.topology.files import load_topology
+from cocodiff_compile.topology.groups import make_machine
+from cocodiff_compile.topology.phase_plan import all_phases
+from tests.test_split_tapa_phases import exchange_graph, origins, split
 
 pytestmark = pytest.mark.gloo
 
-NUM_RANKS = 4
-MODELS = ("flux", "sd3", "qwen-image", "wan")
+MODELS = {4: ("flux", "sd3", "qwen-image", "wan"), 8: ("flux", "sd3")}
+CASES = [(num_ranks, name) for num_ranks, names in MODELS.items() for name in names]
+AXES = {4: (2, 2), 8: (2, 2, 2)}
 MASKED = ("qwen-image",)
 INDUCTOR_ERROR = 1e-3
 """Inductor on CPU is up to 5e-4 away from eager by itself."""
 
 
-def _compiled(name: str) -> dict[str, Any]:
+def _write_topology(file: Path, sizes: Sequence[int]) -> None:
+    """A machine on which as many phases as axes are the cheapest."""
+    axes = [{"name": f"axis{i}", "size": size, "link": "any"} for i, size in enumerate(sizes)]
+    links = {"any": {"bytes_per_s": 1e12, "latency_s": 1e-3}}
+    data = {"name": "grid", "copy_bytes_per_s": 1e12, "links": links, "axes": axes}
+    file.write_text(json.dumps(data))
+
+
+def _compiled(name: str, heads: int, topology: str) -> dict[str, Any]:
     small = SMALL_MODELS[name]
-    model = small.build(num_layers=1)
+    model = small.build(num_layers=1, heads=heads)
     expected_sites = small.num_ulysses_attentions(model)
     inputs = small.inputs(model, batch=2, masked=name in MASKED)
+    options = {"topology": topology, "tapa": "on"}
     with torch.no_grad(), cocodiff_compile.collect_reports() as reports:
         eager = small.sample(model(**inputs))
         parallelize(model)
         inductor = small.sample(torch.compile(model, fullgraph=True)(**inputs))
         torch._dynamo.reset()
-        ours = small.sample(torch.compile(model, backend="cocodiff", fullgraph=True)(**inputs))
+        compiled = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
+        ours = small.sample(compiled(**inputs))
+    sites = [site for report in reports for site in report.summary["sites"]]
     return {
         "bit for bit": torch.equal(ours, inductor),
         "difference to eager": float((ours - eager).abs().max()),
-        "sites": sum(len(report.summary["sites"]) for report in reports),
+        "phases": {len(leg["phases"]) for site in sites for leg in site["legs"]},
+        "sites": len(sites),
         "expected sites": expected_sites,
     }
 
 
-def _all_models(_rank: int, _num_ranks: int) -> dict[str, Any]:
+def _all_models(_rank: int, num_ranks: int, topology: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name in MODELS:
+    for name in MODELS[num_ranks]:
         try:
-            results[name] = _compiled(name)
+            results[name] = _compiled(name, max(4, num_ranks), topology)
         except Exception:
             results[name] = traceback.format_exc()
     return results
 
 
-@pytest.fixture(scope="module")
-def by_rank() -> list[dict[str, Any]]:
-    return run_local_ranks(_all_models, NUM_RANKS, timeout_s=900)
+@functools.cache
+def _by_rank(num_ranks: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "grid.json"
+        _write_topology(file, AXES[num_ranks])
+        return run_local_ranks(_all_models, num_ranks, str(file), timeout_s=900)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", MODELS)
-def test_four_ranks_equal_inductor_and_one_process(
-    by_rank: list[dict[str, Any]], name: str
-) -> None:
-    for results in by_rank:
+@pytest.mark.parametrize(("num_ranks", "name"), CASES)
+def test_ranks_in_phases_equal_inductor_and_one_process(num_ranks: int, name: str) -> None:
+    for results in _by_rank(num_ranks):
         result = results[name]
         assert isinstance(result, dict), result
         assert result["bit for bit"]
         assert result["difference to eager"] <= INDUCTOR_ERROR
         assert result["sites"] == result["expected sites"] > 0
+        assert result["phases"] == {len(AXES[num_ranks])}
+
+
+def _every_plan(rank: int, num_ranks: int, file: str) -> dict[str, bool]:
+    """Each plan alone, with values that name their origin, against the flat exchange."""
+    topology = load_topology(Path(file))
+    machine = make_machine(tuple(range(num_ranks)), topology)
+    (x,) = origins(num_ranks)[rank]
+    splits = [2] * num_ranks
+    flat = WAIT(ALL_TO_ALL(x, splits, splits, dist.group.WORLD.group_name))
+    equal = {}
+    for phases in all_phases(topology)[1:]:
+        graph = exchange_graph(num_ranks)
+        split(graph, machine, phases)
+        ours = GraphModule(nn.Module(), graph)(x)
+        equal[str(phases)] = torch.equal(ours, flat)
+    return equal
+
+
+@pytest.mark.parametrize("num_ranks", AXES)
+def test_every_plan_over_real_messages(num_ranks: int, tmp_path: Path) -> None:
+    file = tmp_path / "grid.json"
+    _write_topology(file, AXES[num_ranks])
+    for equal in run_local_ranks(_every_plan, num_ranks, str(file), timeout_s=300):
+        assert len(equal) == {4: 2, 8: 12}[num_ranks]
+        assert all(equal.values()), equal
 
 
 def _two_kinds_of_rank(rank: int, _num_ranks: int) -> int:
