@@ -60,7 +60,8 @@ def draw_topology(topology: Topology, path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise UserError(f"cannot draw to {path}; allowed: a name that ends in .png or .svg")
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
+        from matplotlib import rc_context  # noqa: PLC0415  (optional)
+        from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'cocodiff-compile[plots]'") from None
     machine = _lay_out(topology)
@@ -76,8 +77,10 @@ def draw_topology(topology: Topology, path: Path) -> None:
     point = inch * 72
     _draw_machine(axes, topology, machine, point)
     _draw_words(axes, topology, machine, links, point)
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
     try:
-        figure.savefig(path, dpi=150)
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "cocodiff"}):
+            figure.savefig(path, dpi=150, metadata=metadata)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 

@@ -43,7 +43,7 @@ def live_topology_under_torchrun() -> LiveTopology:
         dist.destroy_process_group()
 
 
-def live_topology(device: torch.device) -> LiveTopology:
+def live_topology(device: torch.device, budget_s: float = 2.0) -> LiveTopology:
     """Called by all ranks of the default group; the same topology on each."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     if num_ranks < 2:
@@ -51,12 +51,12 @@ def live_topology(device: torch.device) -> LiveTopology:
     places: list[RankPlace] = [RankPlace("")] * num_ranks
     dist.all_gather_object(places, place_of_this_rank(device))
     detected = detect(places)
-    topology, note = _measured(detected.topology, places, device)
+    topology, note = _measured(detected.topology, places, device, budget_s)
     return LiveTopology(rank, topology, (*detected.reasons, note))
 
 
 def _measured(
-    topology: Topology, places: Sequence[RankPlace], device: torch.device
+    topology: Topology, places: Sequence[RankPlace], device: torch.device, budget_s: float
 ) -> tuple[Topology, str]:
     if not probe_cache.probe_wanted():
         return topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0"
@@ -64,7 +64,7 @@ def _measured(
     kept = _from_first_rank(probe_cache.load(key) if dist.get_rank() == 0 else None)
     if kept:
         return kept, f"measured before; delete {probe_cache.file_of(key)} to measure anew"
-    probed = probe(groups_by_axes(topology), topology, device)
+    probed = probe(groups_by_axes(topology), topology, device, budget_s)
     # A collective may end well on one rank and not on another: the first rank's result counts.
     probed = _from_first_rank(probed)
     if probed.reason is None and dist.get_rank() == 0:

@@ -30,12 +30,15 @@ from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import near_square_factor
 from cocodiff_compile.topology.measured_phase import MeasuredPhase, not_falling
 
-SIZES_BYTES = (20e3, 100e3, 500e3, 2.5e6, 12.5e6, 62.5e6)
-"""Per rank. Sizes of interest lie between the first and the last; the steps are even."""
+STEP = 5
+SIZES_BYTES = tuple(20e3 * STEP**number for number in range(6))
+"""Per rank: 20 kB to 62.5 MB."""
 
 PATIENCE_S = 20.0
-FIRST_READINGS = 0.5
+FIRST_READINGS = 0.4
 """Share of the budget for the first reading of each size; the rest goes into more readings."""
+MIN_READINGS, MAX_READINGS = 3, 20
+"""A size that was read less often is left out: one reading on a busy machine says little."""
 MIN_REPEATS = 3
 BURST_S = 0.02
 """A reading repeats each exchange as often as this allows: what went before has less weight."""
@@ -68,6 +71,7 @@ def probe(
         _more_readings(bench, readings, budget_s)
     except (RuntimeError, ValueError) as error:
         return Probed(topology, f"the probe failed, nothing was measured: {error}")
+    readings = {size: all_ for size, all_ in readings.items() if len(all_) >= MIN_READINGS}
     if len(readings) < 2:
         reason = f"the probe's {budget_s:g} s were used up before two sizes were measured"
         return Probed(topology, reason)
@@ -81,14 +85,14 @@ _Readings: TypeAlias = "dict[float, list[list[float]]]"
 def _first_readings(bench: _Bench, budget_s: float) -> _Readings:
     """One reading per size, while the next one should fit."""
     readings: _Readings = {}
-    last_s = 0.0
     bench.read(SIZES_BYTES[0], repeats=1)  # not counted: connections and memory are new
+    last_s = before_last_s = 0.0
     for size in SIZES_BYTES:
-        before_s = bench.used_s
-        if before_s + last_s * SIZES_BYTES[1] / SIZES_BYTES[0] > budget_s:
+        begun_s = bench.used_s
+        if begun_s + last_s + STEP * max(0.0, last_s - before_last_s) > budget_s:
             break
         readings[size] = [bench.read(size, MIN_REPEATS)]
-        last_s = bench.used_s - before_s
+        before_last_s, last_s = last_s or bench.used_s - begun_s, bench.used_s - begun_s
     return readings
 
 
@@ -99,7 +103,7 @@ def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
     }
     cost = {size: repeats[size] * sum(first) for size, (first,) in readings.items()}
     spent = dict.fromkeys(readings, 0.0)
-    while spent:
+    while any(len(readings[size]) < MAX_READINGS for size in readings):
         size = min(spent, key=lambda size: (spent[size], size))
         before_s = bench.used_s
         if before_s + cost[size] > budget_s:

@@ -69,7 +69,8 @@ def _parts(box: Box, inner: Sequence[Box]) -> list[tuple[int, ...]]:
     around: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in box.ranks}
     for smaller in sorted(inner, key=lambda other: len(other.ranks)):
         if len(smaller.ranks) < len(box.ranks):
-            around |= {rank: smaller.ranks for rank in smaller.ranks if rank in around}
+            part = tuple(rank for rank in smaller.ranks if rank in around)
+            around |= dict.fromkeys(part, part)
     return list(dict.fromkeys(around.values()))
 
 
