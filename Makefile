@@ -31,7 +31,7 @@ bench-recognize: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
-		--editable '.[dev,diffusers]'
+		--editable '.[dev,diffusers,plots]'
 	touch $@
 
 clean:

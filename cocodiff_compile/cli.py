@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cocodiff_compile import __version__
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.draw import draw_topology
+from cocodiff_compile.topology.files import topology_data
+from cocodiff_compile.topology.live import live_topology_under_torchrun
 from cocodiff_compile.topology.show import find_topology, format_topology
 
 
@@ -53,18 +58,45 @@ def _add_topology(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     topology = commands.add_parser(
         "topology", help="show a machine's axes and links, and how exchanges would be phased on it"
     )
-    topology.add_argument("source", metavar="PRESET|FILE", help="aurora, dgx-h100, flat, or a file")
+    topology.add_argument(
+        "source",
+        metavar="PRESET|FILE|auto",
+        help="aurora, dgx-h100, flat, a file, or auto (under torchrun: detect and measure)",
+    )
     topology.add_argument("--ranks", type=_positive, help="ranks of the Ulysses group")
+    topology.add_argument(
+        "--draw", type=_file_in_a_folder, metavar="FILE", help="draw it to FILE (.png or .svg)"
+    )
+    topology.add_argument(
+        "--save", type=_file_in_a_folder, metavar="FILE", help="write it to FILE as JSON"
+    )
     topology.set_defaults(run=_run_topology)
 
 
 def _run_topology(parsed: argparse.Namespace) -> int:
     try:
-        print(format_topology(find_topology(parsed.source, parsed.ranks)))
+        if parsed.source == "auto":
+            live = live_topology_under_torchrun()
+            topology, notes = live.topology, live.notes
+            if live.rank:
+                return 0
+        else:
+            topology, notes = find_topology(parsed.source, parsed.ranks), ()
+        if parsed.ranks:
+            topology.for_ranks(parsed.ranks)
+        _put_out_topology(parsed, topology, notes)
     except UserError as error:
         print(f"cocodiff topology: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _put_out_topology(parsed: argparse.Namespace, topology: Topology, notes: Sequence[str]) -> None:
+    print("\n\n".join((format_topology(topology), *notes)))
+    if parsed.draw:
+        draw_topology(topology, parsed.draw)
+    if parsed.save:
+        parsed.save.write_text(json.dumps(topology_data(topology), indent=2) + "\n")
 
 
 def _positive(text: str) -> int:

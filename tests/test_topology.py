@@ -95,6 +95,41 @@ def test_json_and_yaml_say_the_same(tmp_path: Path) -> None:
     assert load_topology(file).axis("node").link.both_ways_bytes_per_s == 2.5e9
 
 
+def test_boxes_of_ranks_fold_into_the_same_machine() -> None:
+    boxes = load_topology(ROOT / "examples" / "two_nodes_boxes.json")
+    axes = load_topology(ROOT / "examples" / "two_nodes.yaml")
+    assert [(axis.name, axis.size) for axis in boxes.axes] == [("pcie", 2), ("ethernet", 2)]
+    assert [axis.link for axis in boxes.axes] == [axis.link for axis in axes.axes]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([("pcie", [0, 1]), ("token-ring", [2, 3])], "box 1 is 'token-ring'; defined links: pcie"),
+        ([("pcie", [0, 1]), ("pcie", [1, 2])], "rank 1 is listed 2 times in the boxes of link"),
+        ([("pcie", [0, 0])], "rank 0 is listed 2 times"),
+        ([("pcie", [0, 1]), ("pcie", [2, 3, 4])], "joins ranks 0-1 and ranks 2-4"),
+        ([("pcie", [0, 1]), ("pcie", [3, 4])], "rank 2 missing"),
+        ([("pcie", "1-3")], "rank 0 missing"),
+        ([("pcie", [0, 1]), ("ethernet", "0-3")], "'pcie' does not reach ranks 2-3"),
+        ([("pcie", [0, 1]), ("pcie", [2, 3])], "no link joins ranks 0-1 with ranks 2-3"),
+        ([("pcie", [0])], r"ranks of box 0 is \[0\]; allowed: two ranks or more"),
+        ([("pcie", [0, -1])], "ranks of box 0 is"),
+        ([("pcie", [0, "1"])], "ranks of box 0 is"),
+        ([("pcie", "3-0")], "ranks of box 0 is '3-0'"),
+        ([("pcie", 4)], "ranks of box 0 is 4"),
+        ([(["pcie"], [0, 1])], "link of box 0 is"),
+        ([], "boxes is .*allowed: a list of boxes"),
+    ],
+)
+def test_boxes_that_make_no_machine_are_refused(boxes: list[tuple[Any, Any]], message: str) -> None:
+    data = _data()
+    del data["axes"]
+    data["boxes"] = [{"link": link, "ranks": ranks} for link, ranks in boxes]
+    with pytest.raises(ValueError, match=message):
+        parse_topology(data)
+
+
 def _with(path: str, value: Any) -> dict[str, Any]:
     data: Any = _data()
     *parents, last = path.split(".")
@@ -131,6 +166,11 @@ _GONE = object()
         ("axes", _GONE, "needed: name, copy_bytes_per_s, links, axes"),
         ("copy_bytes_per_s", float("inf"), "copy_bytes_per_s is inf"),
         ("extra", 1, "the file has the keys .*extra"),
+        ("boxes", [], "needed: name, copy_bytes_per_s, links, boxes"),
+        ("measured", 5, "measured is 5; allowed: a list"),
+        ("measured", [{"axes": 5, "points": []}], "axes is 5; allowed: a list"),
+        ("measured", [{"axes": [], "points": [1]}], "points of measured are"),
+        ("measured", [{"axes": ["up"], "points": [[1, 1], [2, 2]]}], "no axis 'up'"),
     ],
 )
 def test_a_bad_field_is_named_with_what_is_allowed(path: str, value: Any, message: str) -> None:
@@ -173,8 +213,10 @@ def test_the_command_shows_axes_and_plans(capsys: pytest.CaptureFixture[str]) ->
     [
         (["aurora"], "say how many"),
         (["aurora", "--ranks", "7"], "do not fill"),
-        (["no-such-machine"], "neither a preset (aurora, dgx-h100, flat) nor a file"),
+        (["no-such-machine"], "neither a preset (aurora, dgx-h100, flat, auto) nor a file"),
         (["examples/two_nodes.yaml", "--ranks", "8"], "the group has 8"),
+        (["auto"], "torchrun --nproc-per-node 4 -m cocodiff_compile.cli topology auto"),
+        (["aurora", "--ranks", "12", "--draw", "a.pdf"], "a name that ends in .png or .svg"),
     ],
 )
 def test_the_command_refuses_in_one_line(
@@ -184,5 +226,6 @@ def test_the_command_refuses_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("RANK", raising=False)
     assert main(["topology", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.topology.measured_phase import MeasuredPhase
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ class Topology:
     axes: tuple[Axis, ...]
     copy_bytes_per_s: float
     """How fast one rank packs or unpacks a buffer in its own memory."""
+    measured: tuple[MeasuredPhase, ...] = ()
+    """What was measured on the live machine; stands in for the links where it is there."""
+
+    def __post_init__(self) -> None:
+        for phase in self.measured:
+            for name in phase.axes:
+                self.axis(name)
 
     @property
     def num_ranks(self) -> int:
@@ -58,6 +66,18 @@ class Topology:
                 return axis
         names = ", ".join(axis.name for axis in self.axes)
         raise UserError(f"topology {self.name!r} has no axis {name!r}; it has: {names}")
+
+    def measured_along(self, names: Iterable[str], size_bytes: float) -> MeasuredPhase | None:
+        """What was measured along exactly these axes, if it covers the size."""
+        wanted = set(names)
+        return next(
+            (
+                phase
+                for phase in self.measured
+                if set(phase.axes) == wanted and phase.covers(size_bytes)
+            ),
+            None,
+        )
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """The place of a rank on each axis, innermost first."""

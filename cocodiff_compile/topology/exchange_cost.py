@@ -9,6 +9,8 @@ with the bandwidth one rank gets while all talk both ways: half of `both_ways`, 
 divided by the ranks that share the link. Link classes work side by side, latencies add up. A phase
 that crosses a link while its inner neighbours talk to different partners is unaligned
 (`Link.unaligned_from_bytes`).
+
+Where a phase was measured on the live machine (`Topology.measured`), that counts instead.
 """
 
 from __future__ import annotations
@@ -33,31 +35,46 @@ def traffic(topology: Topology, phase: Sequence[str], size_bytes: float) -> list
     """Messages and bytes of one rank per link class, in a phase along the named axes."""
     axes = [axis for axis in topology.axes if axis.name in phase]
     message_bytes = size_bytes / math.prod(axis.size for axis in axes)
-    sent, inner = [], 1
+    messages: dict[Link, int] = {}
+    inner = 1
     for axis in axes:
-        messages = (axis.size - 1) * inner
-        sent.append(Traffic(axis.link, messages, messages * message_bytes))
+        messages[axis.link] = messages.get(axis.link, 0) + (axis.size - 1) * inner
         inner *= axis.size
-    return sent
+    return [Traffic(link, count, count * message_bytes) for link, count in messages.items()]
 
 
 def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
-    """Duration of one phase, all ranks at once."""
+    """Duration of one phase, all ranks at once: as measured, else by the links."""
+    if measured := topology.measured_along(phase, size_bytes):
+        return measured.seconds(size_bytes)
     flows = traffic(topology, phase, size_bytes)
     waiting = sum(flow.messages * flow.link.latency_s for flow in flows)
-    moving = max(
+    moving = (
         flow.size_bytes / _bandwidth(flow.link) * _slowdown(topology, phase, flow.link, size_bytes)
         for flow in flows
     )
-    return waiting + moving
+    return waiting + max(moving, default=0.0)
 
 
 def exchange_seconds(
     topology: Topology, phases: Sequence[Sequence[str]], size_bytes: float
 ) -> float:
     """Duration of an exchange in phases; each phase after the first costs one more copy."""
-    copies = (len(phases) - 1) * 2 * size_bytes / topology.copy_bytes_per_s
+    copies = (len(phases) - 1) * copy_seconds(topology, size_bytes)
     return copies + sum(phase_seconds(topology, phase, size_bytes) for phase in phases)
+
+
+def copy_seconds(topology: Topology, size_bytes: float) -> float:
+    """Duration of putting a buffer into another order before and after a phase."""
+    if measured := topology.measured_along((), size_bytes):
+        return measured.seconds(size_bytes)
+    return 2 * size_bytes / topology.copy_bytes_per_s
+
+
+def is_measured(topology: Topology, phases: Sequence[Sequence[str]], size_bytes: float) -> bool:
+    """Whether all of an exchange in these phases was measured, its copies included."""
+    parts = [*phases, ()] if len(phases) > 1 else phases
+    return all(topology.measured_along(part, size_bytes) for part in parts)
 
 
 def messages_per_exchange(topology: Topology, phases: Sequence[Sequence[str]]) -> int:
@@ -83,7 +100,7 @@ def _slowdown(topology: Topology, phase: Sequence[str], link: Link, size_bytes: 
 def _axes_inside(topology: Topology, link: Link) -> list[Axis]:
     inside = []
     for axis in topology.axes:
-        if axis.link is link:
+        if axis.link == link:
             break
         inside.append(axis)
     return inside

@@ -1,4 +1,4 @@
-"""A topology from a JSON or YAML file, checked field by field.
+"""A topology from a JSON or YAML file, checked field by field, and back to plain data.
 
     name: two-nodes
     copy_bytes_per_s: 1.0e+10
@@ -9,19 +9,33 @@
       - {name: tile, size: 2, link: pcie}
       - {name: node, size: 2, link: ethernet}
 
+Instead of `axes` the machine can be listed as boxes of ranks, each joined by a link; each link is
+then an axis of that name:
+
+    boxes:
+      - {link: pcie, ranks: [0, 1]}
+      - {link: pcie, ranks: [2, 3]}
+      - {link: ethernet, ranks: 0-3}
+
 Optional per link: `both_ways_bytes_per_s` (twice one way), `ranks_per_link` (1),
-`unaligned_from_bytes` (never).
+`unaligned_from_bytes` (never). Optional beside `axes`: `measured`, a list of
+`{axes: [tile], points: [[bytes per rank, seconds], ...]}`, which `cocodiff topology auto --save`
+writes; along no axis it is the time of the copies between two phases.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.topology.axes import Axis, Link, Topology
+from cocodiff_compile.topology.measured_phase import MeasuredPhase
+from cocodiff_compile.topology.rank_graph import Box, fold, graph_of_boxes
 
 _LINK_FIELDS = (
     "bytes_per_s",
@@ -42,18 +56,46 @@ def load_topology(path: Path) -> Topology:
 
 def parse_topology(data: object) -> Topology:
     """The topology that plain data describe."""
-    fields = _mapping("the file", data, ("name", "copy_bytes_per_s", "links", "axes"))
+    form = "boxes" if isinstance(data, Mapping) and "boxes" in data else "axes"
+    needed = ("name", "copy_bytes_per_s", "links", form)
+    fields = _mapping("the file", data, needed, optional=("measured",) if form == "axes" else ())
     named = _mapping("links", fields["links"])
-    links = {name: _link(name, value) for name, value in named.items()}
-    if not isinstance(fields["axes"], list) or not fields["axes"]:
-        raise UserError(f"axes is {fields['axes']!r}; allowed: a list of axes, innermost first")
-    axes = tuple(_axis(number, value, links) for number, value in enumerate(fields["axes"]))
-    names = [axis.name for axis in axes]
-    if len(set(names)) < len(names):
-        raise UserError(f"axes are named {', '.join(names)}; each name once")
-    return Topology(
-        str(fields["name"]), axes, _positive("copy_bytes_per_s", fields["copy_bytes_per_s"])
-    )
+    links = {str(name): _link(str(name), value) for name, value in named.items()}
+    copy_bytes_per_s = _positive("copy_bytes_per_s", fields["copy_bytes_per_s"])
+    name = str(fields["name"])
+    if form == "boxes":
+        boxes = [_box(number, box, links) for number, box in enumerate(_list(fields, "boxes"))]
+        _refuse_rank_twice(boxes)
+        ranks = sorted({rank for box in boxes for rank in box.ranks})
+        return fold(graph_of_boxes(name, copy_bytes_per_s, ranks, boxes))
+    axes = tuple(_axis(number, axis, links) for number, axis in enumerate(_list(fields, "axes")))
+    _refuse_name_twice(axes)
+    measured = tuple(map(_measured, _list({"measured": [], **fields}, "measured", 0)))
+    return Topology(name, axes, copy_bytes_per_s, measured)
+
+
+def topology_data(topology: Topology) -> dict[str, Any]:
+    """Plain data that `parse_topology` turns back into an equal topology, through JSON as well."""
+    links = {
+        axis.link.name: {
+            field: value
+            for field in _LINK_FIELDS
+            if (value := getattr(axis.link, field)) is not None
+        }
+        for axis in topology.axes
+    }
+    return {
+        "name": topology.name,
+        "copy_bytes_per_s": topology.copy_bytes_per_s,
+        "links": links,
+        "axes": [
+            {"name": axis.name, "size": axis.size, "link": axis.link.name} for axis in topology.axes
+        ],
+        "measured": [
+            {"axes": list(phase.axes), "points": [list(point) for point in phase.points]}
+            for phase in topology.measured
+        ],
+    }
 
 
 def _read(path: Path) -> object:
@@ -78,15 +120,26 @@ def _load_yaml(text: str) -> object:
         raise ValueError(str(error)) from None
 
 
-def _mapping(what: str, value: object, required: tuple[str, ...] = ()) -> Mapping[str, Any]:
+def _mapping(
+    what: str, value: object, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()
+) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise UserError(f"{what} is {value!r}; allowed: a mapping with text keys")
     missing = [name for name in required if name not in value]
-    unknown = [str(name) for name in value if required and name not in required]
+    unknown = [name for name in value if required and name not in (*required, *optional)]
     if missing or unknown:
+        more = f"; optional: {', '.join(optional)}" if optional else ""
         raise UserError(
-            f"{what} has the keys {', '.join(map(str, value))}; needed: {', '.join(required)}"
+            f"{what} has the keys {', '.join(map(str, value))}; needed: {', '.join(required)}{more}"
         )
+    return value
+
+
+def _list(fields: Mapping[str, Any], key: str, at_least: int = 1) -> list[object]:
+    value = fields[key]
+    if not isinstance(value, list) or len(value) < at_least:
+        order = ", innermost first" if key == "axes" else ""
+        raise UserError(f"{key} is {value!r}; allowed: a list of {key}{order}")
     return value
 
 
@@ -108,10 +161,60 @@ def _axis(number: int, value: object, links: Mapping[str, Link]) -> Axis:
     size = fields["size"]
     if isinstance(size, bool) or not isinstance(size, int) or size < 2:
         raise UserError(f"size of axis {number} is {size!r}; allowed: a whole number from 2")
-    if fields["link"] not in links:
-        known = ", ".join(links)
-        raise UserError(f"link of axis {number} is {fields['link']!r}; defined links: {known}")
-    return Axis(str(fields["name"]), size, links[fields["link"]])
+    return Axis(str(fields["name"]), size, _known_link(f"axis {number}", fields["link"], links))
+
+
+def _refuse_name_twice(axes: tuple[Axis, ...]) -> None:
+    names = [axis.name for axis in axes]
+    if len(set(names)) < len(names):
+        raise UserError(f"axes are named {', '.join(names)}; each name once")
+
+
+def _box(number: int, value: object, links: Mapping[str, Link]) -> Box:
+    fields = _mapping(f"box {number}", value, ("link", "ranks"))
+    link = _known_link(f"box {number}", fields["link"], links)
+    ranks = _rank_list(f"ranks of box {number}", fields["ranks"])
+    return Box(link.name, link, ranks)
+
+
+def _rank_list(what: str, value: object) -> tuple[int, ...]:
+    """`[0, 1, 2]` or `0-2`."""
+    span = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
+    ranks = list(range(int(span[1]), int(span[2]) + 1)) if span else value
+    if (
+        not isinstance(ranks, list)
+        or len(ranks) < 2
+        or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in ranks)
+    ):
+        raise UserError(f"{what} is {value!r}; allowed: two ranks or more, as [0, 1, 2] or 0-2")
+    return tuple(sorted(ranks))
+
+
+def _refuse_rank_twice(boxes: list[Box]) -> None:
+    """Two boxes of one link that share a rank would silently be one box."""
+    times = Counter((box.link.name, rank) for box in boxes for rank in box.ranks)
+    for (link, rank), count in times.items():
+        if count > 1:
+            raise UserError(
+                f"rank {rank} is listed {count} times in the boxes of link {link!r}; allowed: once"
+            )
+
+
+def _measured(value: object) -> MeasuredPhase:
+    fields = _mapping("an entry of measured", value, ("axes", "points"))
+    try:
+        points = tuple((float(size), float(seconds)) for size, seconds in fields["points"])
+    except (TypeError, ValueError):
+        raise UserError(
+            f"points of measured are {fields['points']!r}; allowed: [[bytes, seconds], ...]"
+        ) from None
+    return MeasuredPhase(tuple(map(str, _list(fields, "axes", 0))), points)
+
+
+def _known_link(what: str, name: object, links: Mapping[str, Link]) -> Link:
+    if not isinstance(name, str) or name not in links:
+        raise UserError(f"link of {what} is {name!r}; defined links: {', '.join(links)}")
+    return links[name]
 
 
 def _positive(what: str, value: object) -> float:

@@ -13,9 +13,13 @@ from typing import Literal, TypeAlias
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.topology.axes import Topology
-from cocodiff_compile.topology.exchange_cost import exchange_seconds
+from cocodiff_compile.topology.exchange_cost import exchange_seconds, is_measured
 
 MAX_PHASES = 3
+
+MIN_GAIN = 0.05
+"""What phases must save of the flat exchange's time before "auto" leaves it. Repeated probes of 24
+gloo ranks on two cores differed by about as much (docs/topology.md)."""
 
 Phases: TypeAlias = "tuple[tuple[str, ...], ...]"
 
@@ -57,24 +61,42 @@ def _ordered_partitions(names: tuple[str, ...], count: int) -> Iterator[Phases]:
 def plan_phases(
     topology: Topology, size_bytes: float, tapa: Literal["auto", "on", "off"] = "auto"
 ) -> PhasePlan:
-    """The cheapest plan ("auto"), the cheapest with more than one phase ("on"), or flat ("off").
+    """Flat ("off"), the cheapest plan with more than one phase ("on"), or the better ("auto").
 
-    Of equal costs the first of `all_phases` wins: flat before phased.
+    "auto" leaves flat for a gain above `MIN_GAIN` only, and compares like with like (`_compares`).
+    Of equal costs the first of `all_phases` wins.
     """
-    plans = [
-        PhasePlan(phases, exchange_seconds(topology, phases, size_bytes))
-        for phases in all_phases(topology)
-    ]
-    if tapa == "off":
-        return plans[0]
-    if tapa == "on":
-        plans = plans[1:]
-    if not plans:
+    flat, *phased = all_phases(topology)
+    flat_plan = _costed(topology, flat, size_bytes)
+    if tapa == "auto":
+        phased = [phases for phases in phased if _compares(topology, flat, phases, size_bytes)]
+    if tapa == "off" or (tapa == "auto" and not phased):
+        return flat_plan
+    if not phased:
         names = ", ".join(axis.name for axis in topology.axes)
         raise UserError(
             f"tapa='on' needs a topology with two axes or more; {topology.name!r} has: {names}"
         )
-    return min(plans, key=lambda plan: _to_nine_digits(plan.seconds))
+    plans = (_costed(topology, phases, size_bytes) for phases in phased)
+    best = min(plans, key=lambda plan: _to_nine_digits(plan.seconds))
+    gains = best.seconds < (1 - MIN_GAIN) * flat_plan.seconds
+    return best if gains or tapa == "on" else flat_plan
+
+
+def _costed(topology: Topology, phases: Phases, size_bytes: float) -> PhasePlan:
+    return PhasePlan(phases, exchange_seconds(topology, phases, size_bytes))
+
+
+def _compares(topology: Topology, flat: Phases, phases: Phases, size_bytes: float) -> bool:
+    """Whether the costs of both come from the same source, and that source can tell them apart.
+
+    Phases that part axes of one link class only save messages. What a message costs next to the
+    bytes is a property of the software on the machine: that is left to a measurement.
+    """
+    if is_measured(topology, flat, size_bytes):
+        return is_measured(topology, phases, size_bytes)
+    links = [{topology.axis(name).link for name in phase} for phase in phases]
+    return len(set().union(*links)) == sum(map(len, links))
 
 
 def _to_nine_digits(seconds: float) -> float:

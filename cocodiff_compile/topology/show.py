@@ -9,6 +9,7 @@ from cocodiff_compile.report.describe import format_table
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.exchange_cost import messages_per_exchange
 from cocodiff_compile.topology.files import load_topology
+from cocodiff_compile.topology.measured_phase import REACH
 from cocodiff_compile.topology.phase_plan import plan_phases
 from cocodiff_compile.topology.presets import PRESETS
 
@@ -22,23 +23,23 @@ def find_topology(source: str, num_ranks: int | None) -> Topology:
             raise UserError(f"preset {source!r} fits any number of ranks: say how many")
         return PRESETS[source](num_ranks)
     if not Path(source).exists():
-        names = ", ".join(PRESETS)
+        names = ", ".join((*PRESETS, "auto"))
         raise UserError(f"{source!r} is neither a preset ({names}) nor a file")
     topology = load_topology(Path(source))
     return topology if num_ranks is None else topology.for_ranks(num_ranks)
 
 
 def format_topology(topology: Topology) -> str:
-    """Both tables."""
+    """Axes, what was measured if it was, and plans."""
     sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
-    return "\n\n".join(
-        (
-            f"{topology.name}: {topology.num_ranks} ranks = {sizes}",
-            _axes_table(topology),
-            "estimated by the cost model, not measured:",
-            _plans_table(topology),
-        )
-    )
+    title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
+    if not topology.measured:
+        source = "estimated by the cost model, not measured:"
+        return "\n\n".join((title, _axes_table(topology), source, _plans_table(topology)))
+    largest_mb = REACH * topology.measured[0].points[-1][0] / 1e6
+    source = f"by what was measured, up to {largest_mb:g} MB; by the links above:"
+    tables = (_axes_table(topology), "measured:", _measured_table(topology), source)
+    return "\n\n".join((title, *tables, _plans_table(topology)))
 
 
 def _axes_table(topology: Topology) -> str:
@@ -58,6 +59,16 @@ def _axes_table(topology: Topology) -> str:
     return format_table(headers, rows)
 
 
+def _measured_table(topology: Topology) -> str:
+    sizes = [size for size, _ in topology.measured[0].points]
+    rows = [
+        ("+".join(phase.axes) or "copies", *(f"{phase.seconds(s) * 1e3:.3g}" for s in sizes))
+        for phase in topology.measured
+    ]
+    headers = ("phase along", *(f"ms at {size / 1e6:g} MB" for size in sizes))
+    return format_table(headers, rows)
+
+
 def _plans_table(topology: Topology) -> str:
     rows = []
     for size_mb in SIZES_MB:
@@ -73,5 +84,5 @@ def _plans_table(topology: Topology) -> str:
                 messages_per_exchange(topology, best.phases),
             )
         )
-    headers = ("MB per rank", "flat ms", "cheapest phases", "ms", "flat / cheapest", "messages")
+    headers = ("MB per rank", "flat ms", "chosen phases", "ms", "flat / chosen", "messages")
     return format_table(headers, rows)

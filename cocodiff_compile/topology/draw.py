@@ -1,0 +1,261 @@
+"""A topology as a picture: boxes of ranks inside each other, and the links that join them.
+
+    ┌ node 0 ───────────────────┐
+    │ ┌ gpu 0 ┐  ┌ gpu 1 ┐      │   ranks: squares; NICs, where ranks share them: dots
+    │ │ 0   1 │  │ 2   3 │      │   a bar per link class joins what it connects,
+    │ └───────┘  └───────┘      │   the faster the thicker
+    └───────────────────────────┘
+
+Plain geometry first (`_lay_out`, tested without matplotlib's help), then patches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.topology.axes import Axis, Link, Topology
+from cocodiff_compile.topology.rank_graph import rank_graph
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES = (".png", ".svg")
+COLOURS = ("#1b8a7a", "#d98e04", "#c8404f", "#5b5fc7", "#6b7280")
+INK, RANK_FILL = "#1f2937", "#ffffff"
+LANDSCAPE = 1.7
+"""Width to height that the arrangement of boxes aims at."""
+GAP, HEADER, BAR = 0.45, 0.75, 0.8
+"""In widths of a rank's square: around boxes, for their names, for the bar below a row."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A box (or, without an axis, one rank) with its lower left corner and its parts."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+    axis: Axis | None = None
+    rows: tuple[tuple[Placed, ...], ...] = ()
+
+    def every(self) -> Iterator[Placed]:
+        """This and everything inside, outer boxes first."""
+        yield self
+        for row in self.rows:
+            for part in row:
+                yield from part.every()
+
+
+def draw_topology(topology: Topology, path: Path) -> None:
+    """Writes the picture; the suffix of `path` says in which format."""
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"cannot draw to {path}; allowed: a name that ends in .png or .svg")
+    try:
+        from matplotlib import rc_context  # noqa: PLC0415  (optional)
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ImportError:
+        raise UserError("drawing needs matplotlib: pip install 'cocodiff-compile[plots]'") from None
+    machine = _lay_out(topology)
+    links = list(dict.fromkeys(axis.link for axis in topology.axes))
+    legend_height = 1.2 + 1.1 * (len(links) + bool(topology.measured))
+    width, height = max(machine.width, 20.0) + 1, machine.height + legend_height + 2.2
+    inch = min(0.42, 16 / width)
+    figure = Figure(figsize=(width * inch, height * inch))
+    axes: Any = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(-0.5, width - 0.5)
+    axes.set_ylim(-legend_height, machine.height + 2.2)
+    axes.axis("off")
+    point = inch * 72
+    _draw_machine(axes, topology, machine, point)
+    _draw_words(axes, topology, machine, links, point)
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    try:
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "cocodiff"}):
+            figure.savefig(path, dpi=150, metadata=metadata)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _lay_out(topology: Topology) -> Placed:
+    """The whole machine, its lower left corner at (0, 0)."""
+    return _place(topology, len(topology.axes), 0, 0.0, 0.0)
+
+
+def _place(topology: Topology, level: int, first_rank: int, x: float, y: float) -> Placed:
+    """The box of `level` axes whose lowest rank is `first_rank`; of no axes, that rank."""
+    if level == 0:
+        return Placed(x, y, 1.0, 1.0, str(first_rank))
+    axis = topology.axes[level - 1]
+    stride = math.prod(inner.size for inner in topology.axes[: level - 1])
+    part = _place(topology, level - 1, 0, 0, 0)
+    columns = _columns(axis.size, part, level)
+    count = math.ceil(axis.size / columns)
+    left = GAP + (BAR if count > 1 else 0)
+    step_x, step_y = part.width + GAP, part.height + BAR + GAP
+    width, height = left + columns * step_x, count * step_y + HEADER
+    rows = []
+    for row in range(count):
+        places = range(row * columns, min(axis.size, (row + 1) * columns))
+        below = y + height - HEADER - (row + 1) * step_y + BAR + GAP
+        rows.append(
+            tuple(
+                _place(
+                    topology,
+                    level - 1,
+                    first_rank + place * stride,
+                    x + left + number * step_x,
+                    below,
+                )
+                for number, place in enumerate(places)
+            )
+        )
+    return Placed(x, y, width, height, _label(topology, level, first_rank), axis, tuple(rows))
+
+
+def _columns(size: int, part: Placed, level: int) -> int:
+    """As many per row as come nearest to the wanted shape; up to 6 ranks stay in one row."""
+    if level == 1 and size <= 6:
+        return size
+
+    def off(columns: int) -> tuple[float, int]:
+        rows = math.ceil(size / columns)
+        shape = columns * (part.width + GAP) / (rows * (part.height + BAR + GAP) + HEADER)
+        return abs(math.log(shape / LANDSCAPE)) + 0.2 * (rows * columns - size), columns
+
+    return min(range(1, size + 1), key=off)
+
+
+def _label(topology: Topology, level: int, first_rank: int) -> str:
+    """A box is one place on the next axis out: the second node of two is `node 1`."""
+    if level == len(topology.axes):
+        return ""
+    return f"{topology.axes[level].name} {topology.coordinates(first_rank)[level]}"
+
+
+def _draw_machine(axes: Axes, topology: Topology, machine: Placed, point: float) -> None:
+    colour = _colours(topology)
+    nics = _nics_per_part(topology)
+    for depth, box in enumerate(machine.every()):
+        if box.axis is None:
+            _draw_box(axes, box, INK, RANK_FILL, 0.04 * point)
+            _write(axes, box.x + 0.5, box.y + 0.48, box.label, 0.44 * point, ha="center")
+            continue
+        shade = "#f7f8fa" if depth == 0 else "#ffffff"
+        _draw_box(axes, box, "#9aa3b2", shade, 0.05 * point)
+        _write(axes, box.x + GAP, box.y + box.height - 0.45, box.label, 0.46 * point, weight="bold")
+        _draw_links(axes, box, colour[box.axis.link], nics[box.axis.name], point)
+
+
+def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -> None:
+    """A bar below each row of parts, stubs (through NICs) up to them, a trunk that joins rows."""
+    assert box.axis is not None
+    line: dict[str, Any] = {"color": colour, "linewidth": _thickness(box.axis.link) * point / 30}
+    trunk = box.x + GAP
+    bars = []
+    for row in box.rows:
+        bar = row[0].y - 0.55 * BAR
+        bars.append(bar)
+        begin = trunk if len(box.rows) > 1 else _stubs(row[0], nics)[0]
+        axes.plot([begin, _stubs(row[-1], nics)[-1]], [bar, bar], solid_capstyle="round", **line)
+        for part in row:
+            for stub in _stubs(part, nics):
+                axes.plot([stub, stub], [bar, part.y], solid_capstyle="butt", **line)
+                if part.axis is not None:
+                    axes.plot(stub, part.y, "o", color=colour, markersize=0.26 * point, zorder=5)
+    if len(bars) > 1:
+        axes.plot([trunk, trunk], [bars[0], bars[-1]], solid_capstyle="round", **line)
+
+
+def _stubs(part: Placed, nics: int) -> list[float]:
+    count = nics if part.axis is not None else 1
+    return [part.x + part.width * (place + 1) / (count + 1) for place in range(count)]
+
+
+def _nics_per_part(topology: Topology) -> dict[str, int]:
+    """How many links of an axis leave each of the boxes it joins: its NICs, or one per rank."""
+    graph = rank_graph(topology)
+    found = {}
+    for axis in topology.axes:
+        switch = next(node for node, its in graph.nodes.items() if its.get("axis") == axis.name)
+        found[axis.name] = nx.degree(graph, switch) // axis.size
+    return found
+
+
+def _draw_words(
+    axes: Axes, topology: Topology, machine: Placed, links: list[Link], point: float
+) -> None:
+    colour = _colours(topology)
+    sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
+    title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
+    _write(axes, 0, machine.height + 1.1, title, 0.75 * point, weight="bold")
+    for row, link in enumerate(links):
+        y = -1.2 - 1.1 * row
+        axes.plot([0.1, 1.7], [y, y], color=colour[link], linewidth=_thickness(link) * point / 30)
+        _write(axes, 2.2, y, f"{link.name}: {_figures(link)}", 0.5 * point)
+    if topology.measured:
+        _write(axes, 0.1, -1.2 - 1.1 * len(links), _measured(topology), 0.5 * point)
+
+
+def _measured(topology: Topology) -> str:
+    """The largest size that was measured, in one line."""
+    size = topology.measured[0].points[-1][0]
+    times = ", ".join(
+        f"{'+'.join(phase.axes) or 'copies'} {phase.seconds(size) * 1e3:.3g} ms"
+        for phase in topology.measured
+    )
+    return f"measured, {size / 1e6:g} MB per rank: {times}"
+
+
+def _figures(link: Link) -> str:
+    words = [
+        f"{_speed(link.bytes_per_s)} one way",
+        f"{_speed(link.both_ways_bytes_per_s)} both ways",
+        f"{link.latency_s * 1e6:g} us",
+    ]
+    if link.ranks_per_link != 1:
+        words.append(f"{link.ranks_per_link:g} ranks share a link")
+    return ", ".join(words)
+
+
+def _speed(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:g} GB/s"
+
+
+def _thickness(link: Link) -> float:
+    """In points at the usual scale: 1 GB/s 1.5, each factor of ten one more."""
+    return min(5.0, max(1.0, 1.5 + math.log10(link.bytes_per_s / 1e9)))
+
+
+def _colours(topology: Topology) -> dict[Link, str]:
+    links = dict.fromkeys(axis.link for axis in topology.axes)
+    return {link: COLOURS[number % len(COLOURS)] for number, link in enumerate(links)}
+
+
+def _draw_box(axes: Axes, box: Placed, edge: str, fill: str, linewidth: float) -> None:
+    from matplotlib.patches import FancyBboxPatch  # noqa: PLC0415  (optional)
+
+    rounded = 0.18
+    axes.add_patch(
+        FancyBboxPatch(
+            (box.x + rounded, box.y + rounded),
+            box.width - 2 * rounded,
+            box.height - 2 * rounded,
+            boxstyle=f"round,pad={rounded}",
+            edgecolor=edge,
+            facecolor=fill,
+            linewidth=linewidth,
+        )
+    )
+
+
+def _write(axes: Axes, x: float, y: float, text: str, size: float, **more: Any) -> None:
+    axes.text(x, y, text, fontsize=size, color=INK, va="center", **more)

@@ -1,0 +1,70 @@
+"""What a phase took on the live machine: a few sizes, and straight lines between them.
+
+An affine curve (latency + bytes / speed) is reproduced exactly, and a bend that a cache, a protocol
+switch or an allocator puts into it is kept. Below the smallest size messages cost their latency, so
+the curve is level; above the largest it goes on as it did last, but is not believed for long.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cocodiff_compile.errors import UserError
+
+Points: TypeAlias = "tuple[tuple[float, float], ...]"
+
+REACH = 4
+"""A curve is used up to this many times the largest size that was measured."""
+
+
+@dataclass(frozen=True)
+class MeasuredPhase:
+    """Seconds of a phase along `axes`; along no axis, of the copies between two phases."""
+
+    axes: tuple[str, ...]
+    points: Points
+    """(bytes per rank, seconds): sizes rise, seconds do not fall; two points or more."""
+
+    def __post_init__(self) -> None:
+        rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(self.points))
+        positive = all(0 < number < float("inf") for point in self.points for number in point)
+        if len(self.points) < 2 or not rising or not positive:
+            raise UserError(
+                f"points measured along {'+'.join(self.axes) or 'no axis'} are {self.points}; "
+                "allowed: two pairs (bytes, seconds) or more, numbers above 0, bytes rising, "
+                "seconds not falling"
+            )
+
+    def covers(self, size_bytes: float) -> bool:
+        return size_bytes <= REACH * self.points[-1][0]
+
+    def seconds(self, size_bytes: float) -> float:
+        """Read off the curve."""
+        if size_bytes <= self.points[0][0]:
+            return self.points[0][1]
+        pairs = list(itertools.pairwise(self.points))
+        around = (pair for pair in pairs if size_bytes <= pair[1][0])
+        (left, low), (right, high) = next(around, pairs[-1])
+        return low + (size_bytes - left) / (right - left) * (high - low)
+
+
+def not_falling(seconds: Sequence[float]) -> list[float]:
+    """The nearest series that never falls: runs that do are replaced by their mean.
+
+    A larger message cannot be faster; where it was measured so, both readings say the same thing.
+    """
+    runs: list[list[float]] = []
+    for value in seconds:
+        runs.append([value])
+        while len(runs) > 1 and _mean(runs[-2]) > _mean(runs[-1]):
+            last = runs.pop()
+            runs[-1] += last
+    return [_mean(run) for run in runs for _ in run]
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)

@@ -1,0 +1,184 @@
+"""The machine as a networkx graph of ranks, NICs and switches, and how it folds into axes.
+
+    rank 0 ─┐                    ┌─ rank 2
+            ├ switch pcie 0      ├ switch pcie 1         edges carry their `Link`
+    rank 1 ─┘                    └─ rank 3
+    ranks 0, 1 ── nic ── switch ethernet 0 ── nic ── ranks 2, 3
+
+A box is a set of ranks that one class of links joins, here {0, 1} and {2, 3} by pcie and all four
+by ethernet. Boxes of one class have one size and hold consecutive ranks; the boxes of the next
+class hold whole ones of the last. Each class is then an axis. Classes are ordered by the size of
+their boxes, not by speed: on Aurora a rank gets more from its NICs than from one Xe Link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.topology.axes import Axis, Link, Topology
+
+
+@dataclass(frozen=True)
+class Box:
+    """Ranks that links of one class join; `axis` names the level of the machine it stands for."""
+
+    axis: str
+    link: Link
+    ranks: tuple[int, ...]
+
+
+def rank_graph(topology: Topology) -> nx.Graph[object]:
+    """Nodes have a `kind` ("rank", "nic", "switch"), edges a `link`; NICs where ranks share one."""
+    return graph_of_boxes(
+        topology.name, topology.copy_bytes_per_s, range(topology.num_ranks), boxes_of(topology)
+    )
+
+
+def boxes_of(topology: Topology) -> Iterator[Box]:
+    """The boxes of every axis, inner axes first, in rank order."""
+    size = 1
+    for axis in topology.axes:
+        size *= axis.size
+        for first in range(0, topology.num_ranks, size):
+            yield Box(axis.name, axis.link, tuple(range(first, first + size)))
+
+
+def graph_of_boxes(
+    name: str, copy_bytes_per_s: float, ranks: Iterable[int], boxes: Iterable[Box]
+) -> nx.Graph[object]:
+    """A switch per box, a NIC per `ranks_per_link` of the ranks that enter the box together."""
+    graph: nx.Graph[object] = nx.Graph(name=name, copy_bytes_per_s=copy_bytes_per_s)
+    graph.add_nodes_from(ranks, kind="rank")
+    seen: list[Box] = []
+    for number, box in enumerate(boxes):
+        switch = ("switch", number)
+        graph.add_node(switch, kind="switch", axis=box.axis)
+        for place, part in enumerate(_parts(box, seen)):
+            _join(graph, switch, place, part, box.link)
+        seen.append(box)
+    return graph
+
+
+def _parts(box: Box, inner: Sequence[Box]) -> list[tuple[int, ...]]:
+    """The ranks of a box by the largest smaller box around each: those that may share NICs."""
+    around: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in box.ranks}
+    for smaller in sorted(inner, key=lambda other: len(other.ranks)):
+        if len(smaller.ranks) < len(box.ranks):
+            part = tuple(rank for rank in smaller.ranks if rank in around)
+            around |= dict.fromkeys(part, part)
+    return list(dict.fromkeys(around.values()))
+
+
+def _join(
+    graph: nx.Graph[object], switch: object, part: int, ranks: Sequence[int], link: Link
+) -> None:
+    nics = max(1, round(len(ranks) / link.ranks_per_link))
+    for place, rank in enumerate(ranks):
+        if nics == len(ranks):
+            graph.add_edge(rank, switch, link=link)
+            continue
+        nic = ("nic", switch, part, place * nics // len(ranks))
+        graph.add_node(nic, kind="nic")
+        graph.add_edge(rank, nic, link=link)
+        graph.add_edge(nic, switch, link=link)
+
+
+def fold(graph: nx.Graph[object]) -> Topology:
+    """The axes of a machine; what does not fold is a `UserError` that names the ranks."""
+    ranks = sorted(_ranks(graph, graph.nodes))
+    expected = range(max(ranks, default=-1) + 1)
+    if missing := sorted(set(expected) - set(ranks)):
+        raise UserError(f"{_say(missing)} missing; ranks are numbered from 0 without a gap")
+    axes: list[Axis] = []
+    for boxes in _levels(graph):
+        inner = math.prod(axis.size for axis in axes)
+        size = _box_size(boxes, inner, len(ranks))
+        if size > inner:
+            axes.append(Axis(boxes[0].axis, size // inner, boxes[0].link))
+    _refuse_islands(math.prod(axis.size for axis in axes), len(ranks))
+    attributes = graph.graph
+    return Topology(attributes["name"], tuple(axes), attributes["copy_bytes_per_s"])
+
+
+def _levels(graph: nx.Graph[object]) -> list[list[Box]]:
+    """The boxes of each link class; small boxes first, of equal sizes the faster class."""
+    links: dict[Link, None] = dict.fromkeys(link for _, _, link in _edges(graph))
+    levels = [_boxes_of_link(graph, link) for link in links]
+    return sorted(levels, key=lambda boxes: (_largest(boxes), -boxes[0].link.bytes_per_s))
+
+
+def _boxes_of_link(graph: nx.Graph[object], link: Link) -> list[Box]:
+    edges = [(a, b) for a, b, its in _edges(graph) if its == link]
+    joined: nx.Graph[object] = nx.Graph(edges)
+    boxes = []
+    for nodes in nx.connected_components(joined):
+        axes = sorted(
+            {
+                graph.nodes[node].get("axis", link.name)
+                for node in nodes
+                if graph.nodes[node]["kind"] == "switch"
+            }
+        )
+        boxes.append(Box(axes[0] if axes else link.name, link, tuple(sorted(_ranks(graph, nodes)))))
+    return sorted(boxes, key=lambda box: box.ranks)
+
+
+def _edges(graph: nx.Graph[object]) -> list[tuple[object, object, Link]]:
+    return list(graph.edges(data="link"))
+
+
+def _box_size(boxes: Sequence[Box], inner: int, num_ranks: int) -> int:
+    """The one size of a class's boxes, if they lie in the machine as an axis does."""
+    link, size = boxes[0].link.name, _largest(boxes)
+    for box in boxes:
+        if len(box.ranks) != size:
+            whole = next(other for other in boxes if len(other.ranks) == size)
+            raise UserError(
+                f"link {link!r} joins {_say(box.ranks)} and {_say(whole.ranks)}; allowed: boxes "
+                "of one size"
+            )
+        if box.ranks[-1] - box.ranks[0] != size - 1 or box.ranks[0] % size:
+            raise UserError(
+                f"link {link!r} joins {_say(box.ranks)}; allowed: consecutive ranks that begin at "
+                f"a multiple of {size}"
+            )
+    alone = sorted(set(range(num_ranks)) - {rank for box in boxes for rank in box.ranks})
+    if alone:
+        raise UserError(f"link {link!r} does not reach {_say(alone)}; allowed: all ranks or none")
+    if size % inner:
+        raise UserError(
+            f"link {link!r} joins {_say(boxes[0].ranks)}, {size} of them, and cuts boxes of "
+            f"{inner} ranks; allowed: whole ones"
+        )
+    return size
+
+
+def _refuse_islands(joined: int, num_ranks: int) -> None:
+    if joined < num_ranks:
+        first, second = range(joined), range(joined, min(2 * joined, num_ranks))
+        raise UserError(
+            f"no link joins {_say(first)} with {_say(second)}; add a box that holds all ranks"
+        )
+
+
+def _largest(boxes: Sequence[Box]) -> int:
+    return max(len(box.ranks) for box in boxes)
+
+
+def _ranks(graph: nx.Graph[object], nodes: Iterable[object]) -> list[int]:
+    return [node for node in nodes if isinstance(node, int) and graph.nodes[node]["kind"] == "rank"]
+
+
+def _say(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-11`, `ranks 1, 5, 7`; long lists are cut."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
