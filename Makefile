@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint format bench-recognize clean
+.PHONY: demo test test-slow lint format bench-recognize bench-tapa clean
 
 demo: $(STAMP)
 	$(BIN)/cocodiff demo
@@ -27,6 +27,9 @@ format: $(STAMP)
 
 bench-recognize: $(STAMP)
 	$(BIN)/python -m benchmarks.recognize_ulysses
+
+bench-tapa: $(STAMP)
+	$(BIN)/python -m benchmarks.split_tapa_phases
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -41,7 +41,7 @@ from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
 from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.topology.find_machines import describe_this_rank, find_machines
+from cocodiff_compile.topology.find_machines import find_machines
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +113,7 @@ def _compile_inner(
     dumps = _Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with _agreement(gm.graph, report.recognition, config, live) as rounds:
-        machines = find_machines(report.recognition, config.topology, rounds, live)
-        passes = _enabled(config, SplitTapaPhases(machines, config.tapa)) if machines else ()
-        report = Pipeline(passes, dumps.observers).run(gm, report)
+        report = Pipeline(_phasing(report, config, live), dumps.observers).run(gm, report)
         _publish(report, config, dumps, live)
         if rounds is not None:
             rounds.compare("planned", planned_facts(report.recognition))
@@ -126,6 +124,14 @@ def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]
     return tuple(item for item in passes if item.name not in config.disable)
 
 
+def _phasing(report: PipelineReport, config: CompileConfig, live: bool) -> tuple[GraphPass, ...]:
+    """The pass that splits exchanges, on machines that are looked for only if it may do so."""
+    if config.tapa == "off" or "split-tapa-phases" in config.disable:
+        return ()
+    machines = find_machines(report.recognition, config.topology, live)
+    return (SplitTapaPhases(machines, config.tapa),) if machines else ()
+
+
 def _agreement(
     graph: Graph, found: Recognition, config: CompileConfig, live: bool
 ) -> AbstractContextManager[CompileRounds | None]:
@@ -134,7 +140,7 @@ def _agreement(
     if not groups or not ranks_are_real():
         return nullcontext()
     facts = {name: captured_facts(graph, found, name, config) for name in groups}
-    return compile_rounds(groups, facts, describe_this_rank())
+    return compile_rounds(groups, facts)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _resolve_process_group,
 )
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "FakeTensorMode",
@@ -29,6 +30,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "default_store",
+    "find_group",
     "group_ranks",
     "is_contiguous_or_false",
     "list_mode_options",
@@ -37,6 +39,7 @@ __all__ = [
     "statically_known_true",
     "trace_artifact",
     "without_autograd_cache",
+    "without_modes",
 ]
 
 
@@ -54,12 +57,21 @@ def group_ranks(group_name: str) -> tuple[int, ...] | None:
     """Global ranks of a process group by its name, or None where this process does not know it."""
     if not torch.distributed.is_initialized():
         return None
-    resolve = cast(Callable[[str], Any], _resolve_process_group)
     try:
-        group = resolve(group_name)
+        group = find_group(group_name)
     except RuntimeError:
         return None
     return tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def find_group(group_name: str) -> Any:
+    """A process group by its name; RuntimeError where this process does not know it."""
+    return cast(Callable[[str], Any], _resolve_process_group)(group_name)
+
+
+def without_modes() -> Any:
+    """Context in which tensors are real, also inside a compile, which runs under fake ones."""
+    return _disable_current_modes()
 
 
 def default_store() -> Any:

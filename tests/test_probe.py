@@ -13,7 +13,8 @@ from torch import distributed as dist
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.topology.axes import Axis, Topology
 from cocodiff_compile.topology.detect import LOOPBACK
-from cocodiff_compile.topology.live import groups_by_axes, live_topology
+from cocodiff_compile.topology.groups import axis_sets, make_groups
+from cocodiff_compile.topology.live import live_topology
 from cocodiff_compile.topology.probe import _turns, probe
 
 CPU = torch.device("cpu")
@@ -36,12 +37,12 @@ def test_axes_take_turns_with_the_other_axes_and_the_whole_is_alone() -> None:
 def _probes(rank: int, _num_ranks: int, cache: str) -> dict[str, Any]:
     os.environ["XDG_CACHE_HOME"] = cache
     found: dict[str, Any] = {}
-    found["first"] = live_topology(CPU, ENOUGH_S)
-    found["again"] = live_topology(CPU, ENOUGH_S)
+    found["first"] = live_topology(CPU, budget_s=ENOUGH_S)
+    found["again"] = live_topology(CPU, budget_s=ENOUGH_S)
     os.environ["COCODIFF_PROBE"] = "0"
-    found["skipped"] = live_topology(CPU, ENOUGH_S)
+    found["skipped"] = live_topology(CPU, budget_s=ENOUGH_S)
     grid = _grid(2, 2)
-    groups = groups_by_axes(grid)
+    groups = make_groups((0, 1, 2, 3), grid, axis_sets(grid))
     found["short"] = probe(groups, grid, CPU, SHORT)
     found["refused"] = probe(groups, grid, torch.device("meta"))
     if rank == 2:  # it waits for ranks that wait for it elsewhere

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,11 +48,9 @@ def _memory() -> _Memory:
 
 
 @contextmanager
-def compile_rounds(
-    groups: Groups, captured: Mapping[str, Facts], about_me: object
-) -> Iterator[CompileRounds | None]:
+def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[CompileRounds | None]:
     """Compares what was captured, per group, then runs the block, then waits until the block is
-    done on every rank. `about_me` is told to the others and need not be alike.
+    done on every rank.
 
     None, and no word to anyone, if no other rank is real or the groups have agreed on the same
     before.
@@ -63,7 +61,7 @@ def compile_rounds(
         return
     with beating(default_store(), dist.get_rank()):
         rounds = CompileRounds(groups)
-        rounds.about = rounds.compare("captured", captured, about_me)
+        rounds.compare("captured", captured)
         yield rounds
         rounds.compare("compiled", {})
     _memory().agreed.add(digest)
@@ -72,44 +70,29 @@ def compile_rounds(
 class CompileRounds:
     """The rounds of one graph, over all its groups at once."""
 
-    about: Mapping[str, Mapping[int, Any]]
-    """Per group, what each rank told about itself."""
-
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._numbers = {name: _memory().rounds.get(ranks, 0) for name, ranks in groups.items()}
 
-    def compare(
-        self, stage: str, facts: Mapping[str, Facts], about_me: object = None
-    ) -> dict[str, dict[int, Any]]:
+    def compare(self, stage: str, facts: Mapping[str, Facts]) -> None:
         """Waits for the facts of every rank of every group; raises on all if they differ."""
         with store_reached():
             for name in self._groups:
-                mine = {"facts": facts.get(name, []), "about": about_me}
-                default_store().set(self._key(name, stage, dist.get_rank()), json.dumps(mine))
-            return {name: self._compare_group(name, stage) for name in self._groups}
+                mine = json.dumps(facts.get(name, []))
+                default_store().set(self._key(name, stage, dist.get_rank()), mine)
+            for name in self._groups:
+                self._compare_group(name, stage)
 
-    def _compare_group(self, name: str, stage: str) -> dict[int, Any]:
+    def _compare_group(self, name: str, stage: str) -> None:
         ranks = self._groups[name]
         keys = {rank: self._key(name, stage, rank) for rank in ranks}
         self._wait(name, stage, keys)
         _memory().rounds[ranks] = self._numbers[name] + 1
         given = {rank: json.loads(default_store().get(key)) for rank, key in keys.items()}
-        if difference := first_difference({rank: given[rank]["facts"] for rank in ranks}):
+        if difference := first_difference(given):
             default_store().set(f"{keys[dist.get_rank()]}/read", "")
             stay_until_read([f"{key}/read" for key in keys.values()])
             raise PeerError(difference)
-        return {rank: given[rank]["about"] for rank in ranks}
-
-    def from_first(self, name: str, what: str, make: Callable[[], Any]) -> Any:
-        """What the first rank of a group makes (plain data), on all of them."""
-        first = self._groups[name][0]
-        key = self._key(name, what, first)
-        with store_reached():
-            if dist.get_rank() == first:
-                default_store().set(key, json.dumps(make()))
-            self._wait(name, what, {first: key})
-            return json.loads(default_store().get(key))
 
     def _wait(self, name: str, stage: str, keys: Mapping[int, str]) -> None:
         try:

@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
-import socket
+import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from cocodiff_compile.agreement.compile_rounds import CompileRounds
+import torch.distributed as dist
+
 from cocodiff_compile.agreement.failures import ranks_are_real
-from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.compat import find_group, without_modes
+from cocodiff_compile.graph.aten import value_of
+from cocodiff_compile.graph.records import Exchange, Recognition
+from cocodiff_compile.say_once import say_once
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.detect import RankPlace, detect
 from cocodiff_compile.topology.groups import Machine, make_machine, sketch_machine
+from cocodiff_compile.topology.live import live_topology
+from cocodiff_compile.topology.probe_cache import probe_wanted
 from cocodiff_compile.topology.show import find_topology
 
+log = logging.getLogger(__name__)
 
-def describe_this_rank() -> dict[str, Any]:
-    """What the ranks of a group must know of each other to find their machine."""
-    return {"host": socket.gethostname()}
+_found: WeakKeyDictionary[Any, dict[tuple[int, ...], Topology]] = WeakKeyDictionary()
+"""Per world what `auto` found under a group: a rank that compiles again, alone, must not ask."""
 
 
-def find_machines(
-    found: Recognition, source: str, rounds: CompileRounds | None, live: bool
-) -> dict[str, Machine]:
-    """By the name of the group. On a live group all ranks call this at the same time."""
-    groups = {item.group: item.ranks for site in found.sites for item in site.exchanges}
-    machines = {}
-    for name, ranks in groups.items():
-        topology = find_topology("flat" if source == "auto" else source, len(ranks))
-        make = live or not ranks_are_real()
-        machines[name] = make_machine(ranks, topology) if make else sketch_machine(topology)
-    return machines
+def find_machines(found: Recognition, source: str, live: bool) -> dict[str, Machine]:
+    """By the name of the group. On a live group all ranks call this at the same time; a rank that
+    only looks sees a measured machine once a live compile has measured it.
+    """
+    groups = {item.group: item for site in found.sites for item in site.exchanges}
+    return {name: _machine(exchange, source, live) for name, exchange in groups.items()}
+
+
+def _machine(exchange: Exchange, source: str, live: bool) -> Machine:
+    if source == "auto":
+        topology = _auto(exchange, live)
+    else:
+        topology = find_topology(source, exchange.num_ranks)
+    if live or not ranks_are_real():
+        with without_modes():
+            return make_machine(exchange.ranks, topology)
+    return sketch_machine(topology)
+
+
+def _auto(exchange: Exchange, live: bool) -> Topology:
+    known = _found.setdefault(dist.group.WORLD, {})
+    if exchange.ranks not in known:
+        if not (live and ranks_are_real()):
+            return detect([RankPlace("")] * exchange.num_ranks).topology
+        with without_modes():
+            device = value_of(exchange.start).device
+            found = live_topology(device, find_group(exchange.group))
+        expected = found.topology.measured or not probe_wanted()
+        for note in found.notes:
+            level = logging.INFO if expected else logging.WARNING
+            say_once(log, level, f"topology of ranks {list(exchange.ranks)}: {note}")
+        known[exchange.ranks] = found.topology
+    return known[exchange.ranks]

@@ -7,7 +7,7 @@ used again, whoever asks for it; all of them go with the world.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,32 +35,45 @@ _made: WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
 """Per world the process groups made here, by their members."""
 
 
-def axis_sets(topology: Topology) -> list[tuple[str, ...]]:
-    """Every set of axes that a phase of some plan runs along, the flat one left out, in order."""
-    phased = all_phases(topology)[1:]
-    return list(dict.fromkeys(axes for phases in phased for axes in phases))
+def axis_sets(topology: Topology) -> list[frozenset[str]]:
+    """Every set of axes that a phase of some plan runs along, in order; the flat one is first."""
+    plans = all_phases(topology)
+    return list(dict.fromkeys(frozenset(axes) for phases in plans for axes in phases))
 
 
 def sketch_machine(topology: Topology) -> Machine:
     """A machine to look at plans with: its groups have names, and do not exist."""
-    return Machine(topology, {frozenset(axes): "+".join(axes) for axes in axis_sets(topology)})
+    names = [axis.name for axis in topology.axes]
+    return Machine(
+        topology,
+        {
+            axes: "+".join(name for name in names if name in axes)
+            for axes in axis_sets(topology)[1:]
+        },
+    )
 
 
 def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
     """The machine under the Ulysses group of `ranks`. All of them call this at the same time."""
-    groups = make_groups(ranks, topology)
+    groups = make_groups(ranks, topology, axis_sets(topology)[1:])
     return Machine(topology, {axes: group.group_name for axes, group in groups.items()})
 
 
-def make_groups(ranks: tuple[int, ...], topology: Topology) -> dict[frozenset[str], Any]:
-    """This rank's process group for every set of axes."""
+def make_groups(
+    ranks: tuple[int, ...], topology: Topology, wanted: Sequence[frozenset[str]]
+) -> dict[frozenset[str], Any]:
+    """This rank's process group for every wanted set of axes."""
     topology.for_ranks(len(ranks))
     place = ranks.index(dist.get_rank())
-    groups: dict[frozenset[str], Any] = {}
-    for axes in axis_sets(topology):
-        members = tuple(ranks[other] for other in topology.ranks_along(place, axes))
-        groups[frozenset(axes)] = _group_of(members)
-    return groups
+    return {
+        axes: _group_of(tuple(ranks[other] for other in topology.ranks_along(place, axes)))
+        for axes in wanted
+    }
+
+
+def forget_groups() -> None:
+    """Makes new groups from now on: a collective that timed out leaves its group unusable."""
+    _made.pop(dist.group.WORLD, None)
 
 
 def _group_of(members: tuple[int, ...]) -> Any:

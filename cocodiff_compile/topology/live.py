@@ -1,11 +1,11 @@
-"""`auto` over the default process group: detect, then measure or take from the cache."""
+"""`auto` over a live process group: detect, then measure or take from the cache."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -14,8 +14,8 @@ from cocodiff_compile.errors import UserError
 from cocodiff_compile.topology import probe_cache
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import RankPlace, detect, place_of_this_rank
-from cocodiff_compile.topology.phase_plan import all_phases
-from cocodiff_compile.topology.probe import probe
+from cocodiff_compile.topology.groups import axis_sets, forget_groups, make_groups
+from cocodiff_compile.topology.probe import Probed, probe
 
 T = TypeVar("T")
 
@@ -43,50 +43,53 @@ def live_topology_under_torchrun() -> LiveTopology:
         dist.destroy_process_group()
 
 
-def live_topology(device: torch.device, budget_s: float = 2.0) -> LiveTopology:
-    """Called by all ranks of the default group; the same topology on each."""
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    if num_ranks < 2:
+def live_topology(device: torch.device, group: Any = None, budget_s: float = 2.0) -> LiveTopology:
+    """Called by all ranks of a group, the world by default; the same topology on each."""
+    ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+    if len(ranks) < 2:
         raise UserError("'auto' needs two ranks or more; the group has 1")
-    places: list[RankPlace] = [RankPlace("")] * num_ranks
-    dist.all_gather_object(places, place_of_this_rank(device))
+    places: list[RankPlace] = [RankPlace("")] * len(ranks)
+    dist.all_gather_object(places, place_of_this_rank(device), group=group)
     detected = detect(places)
-    topology, note = _measured(detected.topology, places, device, budget_s)
-    return LiveTopology(rank, topology, (*detected.reasons, note))
+    live = _Live(ranks, group, device, budget_s)
+    topology, note = live.measured(detected.topology, places)
+    return LiveTopology(dist.get_rank(), topology, (*detected.reasons, note))
 
 
-def _measured(
-    topology: Topology, places: Sequence[RankPlace], device: torch.device, budget_s: float
-) -> tuple[Topology, str]:
-    if not probe_cache.probe_wanted():
-        return topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0"
-    key = probe_cache.cache_key(topology, places, dist.get_backend())
-    kept = _from_first_rank(probe_cache.load(key) if dist.get_rank() == 0 else None)
-    if kept:
-        return kept, f"measured before; delete {probe_cache.file_of(key)} to measure anew"
-    probed = probe(groups_by_axes(topology), topology, device, budget_s)
-    # A collective may end well on one rank and not on another: the first rank's result counts.
-    probed = _from_first_rank(probed)
-    if probed.reason is None and dist.get_rank() == 0:
-        probe_cache.save(key, probed.topology)
-    return probed.topology, probed.reason or f"measured now, kept in {probe_cache.file_of(key)}"
+@dataclass(frozen=True)
+class _Live:
+    ranks: tuple[int, ...]
+    group: Any
+    device: torch.device
+    budget_s: float
 
+    def measured(self, topology: Topology, places: Sequence[RankPlace]) -> tuple[Topology, str]:
+        """The topology with measurements, from the cache or new, and where they come from."""
+        if not probe_cache.probe_wanted():
+            return topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0"
+        key = probe_cache.cache_key(topology, places, dist.get_backend(self.group))
+        kept = self._from_first_rank(probe_cache.load(key) if self._is_first else None)
+        if kept:
+            return kept, f"measured before; delete {probe_cache.file_of(key)} to measure anew"
+        probed = self._probe(topology)
+        if probed.reason is None and self._is_first:
+            probe_cache.save(key, probed.topology)
+        return probed.topology, probed.reason or f"measured now, kept in {probe_cache.file_of(key)}"
 
-def _from_first_rank(value: T) -> T:
-    values = [value]
-    dist.broadcast_object_list(values)
-    return values[0]
+    def _probe(self, topology: Topology) -> Probed:
+        """Over groups of its own: the user's must survive what happens here."""
+        groups = make_groups(self.ranks, topology, axis_sets(topology))
+        # A collective may end well on one rank and not on another: the first rank's result counts.
+        probed = self._from_first_rank(probe(groups, topology, self.device, self.budget_s))
+        if not probed.topology.measured:
+            forget_groups()
+        return probed
 
+    @property
+    def _is_first(self) -> bool:
+        return dist.get_rank() == self.ranks[0]
 
-def groups_by_axes(topology: Topology) -> dict[frozenset[str], dist.ProcessGroup]:
-    """This rank's group for every phase of every plan, over the ranks of the default group."""
-    phases = [phase for phases in all_phases(topology) for phase in phases]
-    mine: dict[frozenset[str], dist.ProcessGroup] = {}
-    for phase in dict.fromkeys(phases):
-        for ranks in dict.fromkeys(
-            topology.ranks_along(rank, phase) for rank in range(topology.num_ranks)
-        ):
-            group = dist.new_group(list(ranks))
-            if dist.get_rank() in ranks:
-                mine[frozenset(phase)] = group
-    return mine
+    def _from_first_rank(self, value: T) -> T:
+        values = [value]
+        dist.broadcast_object_list(values, src=self.ranks[0], group=self.group)
+        return values[0]
