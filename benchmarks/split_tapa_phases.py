@@ -67,7 +67,11 @@ def main() -> None:
     for num_ranks in parsed.ranks:
         with tempfile.TemporaryDirectory() as cache:
             found = run_local_ranks(
-                _measure, num_ranks, cache, timeout_s=900, on_message=lambda rank, text: print(text)
+                _measure,
+                num_ranks,
+                cache,
+                timeout_s=900,
+                on_message=lambda _rank, text: print(text, flush=True),
             )
         rows += found[0]
     if parsed.json:
