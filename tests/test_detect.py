@@ -44,6 +44,7 @@ def _hosts(text: str) -> list[RankPlace]:
         ("aaaabbbb", {"local.inner": 2, "local.outer": 2, "node": 2}),
         ("abcdef", {"node.inner": 2, "node.outer": 3}),
         ("aabbccdd", {"local": 2, "node.inner": 2, "node.outer": 2}),
+        ("aaaabbbbccccddddeeeeffff", {"local": 4, "node.inner": 2, "node.outer": 3}),
         ("aaaabbbbccccdddd", {"local.inner": 2, "local.outer": 2, "node": 4}),
     ],
 )

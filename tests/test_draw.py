@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from cocodiff_compile.cli import main
 from cocodiff_compile.topology.axes import Axis, Link, Topology
-from cocodiff_compile.topology.draw import Placed, _lay_out, _nics_per_part, draw_topology
+from cocodiff_compile.topology.draw import (
+    BAR,
+    HEADER,
+    Placed,
+    _lay_out,
+    _nics_per_part,
+    draw_topology,
+)
 from cocodiff_compile.topology.presets import PRESETS
 
 
@@ -42,6 +49,8 @@ def test_parts_lie_inside_their_box_and_apart(sizes: list[int]) -> None:
     for box in _lay_out(topology).every():
         parts = [part for row in box.rows for part in row]
         assert all(_inside(part, box) for part in parts)
+        assert all(part.y + part.height <= box.y + box.height - HEADER + 1e-9 for part in parts)
+        assert all(part.y >= box.y + BAR for part in parts)
         assert all(_apart(a, b) for a, b in itertools.combinations(parts, 2))
 
 

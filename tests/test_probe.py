@@ -15,7 +15,7 @@ from cocodiff_compile.topology.axes import Axis, Topology
 from cocodiff_compile.topology.detect import LOOPBACK
 from cocodiff_compile.topology.groups import axis_sets, make_groups
 from cocodiff_compile.topology.live import live_topology
-from cocodiff_compile.topology.probe import _turns, probe
+from cocodiff_compile.topology.probe import _curves, _turns, probe
 
 CPU = torch.device("cpu")
 SHORT, ENOUGH_S = 1e-6, 10.0
@@ -32,6 +32,26 @@ def test_axes_take_turns_with_the_other_axes_and_the_whole_is_alone() -> None:
     three = [(), ("a",), ("b",), ("c",), ("a", "b"), ("a", "c"), ("b", "c"), ("a", "b", "c")]
     assert _turns(three, ["a", "b", "c"]) == [[0, 1, 6], [0, 2, 5], [0, 3, 4], [7]]
     assert _turns([(), ("a",), ("a", "b")], ["a", "b"]) == [[0, 1], [2]]
+
+
+def test_phases_are_compared_within_a_reading_and_in_doubt_cost_more() -> None:
+    axes = [(), ("a",), ("a", "b")]
+    calm = [[1.0, 2.0, 4.0], [1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]
+    loaded = [calm[0], [10.0, 20.0, 40.0], calm[2]]
+    for readings in (calm, loaded):
+        curves = _curves(axes, {1e4: readings, 1e5: readings})
+        assert [curve.points[0][1] for curve in curves] == [1.0, 2.0, 4.0]
+    doubtful = [[1.0, 1.0, 4.0], [1.0, 2.0, 4.0], [1.0, 4.0, 4.0]]
+    assert _curves(axes, {1e4: doubtful, 1e5: doubtful})[1].seconds(1) == 3.0
+
+
+def test_a_larger_size_is_never_faster() -> None:
+    readings = {1e4: [[3.0, 6.0, 6.0]] * 3, 1e5: [[1.0, 4.0, 4.0]] * 3}
+    assert [curve.seconds(1e5) for curve in _curves([(), ("a",), ("a", "b")], readings)] == [
+        2,
+        5,
+        5,
+    ]
 
 
 def _probes(rank: int, _num_ranks: int, cache: str) -> dict[str, Any]:

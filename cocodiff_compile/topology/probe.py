@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import TypeAlias
 
 import torch
@@ -114,11 +114,26 @@ def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
 
 
 def _curves(axes: Sequence[tuple[str, ...]], readings: _Readings) -> tuple[MeasuredPhase, ...]:
-    typical = [[median(times) for times in zip(*all_, strict=True)] for all_ in readings.values()]
+    """Of the flat exchange, the last in `axes`, the median; of a phase, its part of the flat one.
+
+    Load of others slows down a whole reading, so that phases are compared with the flat exchange of
+    the same reading; of these parts the upper quartile counts: in doubt, flat stays the cheaper.
+    """
+    typical = []
+    for all_ in readings.values():
+        flat = median(reading[-1] for reading in all_)
+        parts = zip(
+            *([time / reading[-1] for time in reading[:-1]] for reading in all_), strict=True
+        )
+        typical.append([*(flat * _upper_quartile(part) for part in parts), flat])
     return tuple(
         MeasuredPhase(names, tuple(zip(readings, not_falling(seconds), strict=True)))
         for names, *seconds in zip(axes, *typical, strict=True)
     )
+
+
+def _upper_quartile(values: Sequence[float]) -> float:
+    return quantiles(values, n=4, method="inclusive")[2]
 
 
 class _Bench:
