@@ -27,6 +27,7 @@ __all__ = [
     "ShortenTraceback",
     "compile_fx",
     "compile_fx_inner",
+    "fake_store",
     "group_ranks",
     "is_contiguous_or_false",
     "list_mode_options",
@@ -46,6 +47,15 @@ def without_autograd_cache() -> Any:
     whose key is the graph our passes leave, stays in use.
     """
     return functorch_config.patch(enable_autograd_cache=False)
+
+
+def fake_store() -> Any:
+    """A store for `init_process_group("fake", ...)`: ranks that exist in name only."""
+    from torch.testing._internal.distributed.fake_pg import (  # noqa: PLC0415  (rarely needed)
+        FakeStore,
+    )
+
+    return FakeStore()
 
 
 def group_ranks(group_name: str) -> tuple[int, ...] | None:

@@ -59,3 +59,11 @@ def test_modes_of_inductor_can_be_listed() -> None:
 
 def test_sizes_have_hints() -> None:
     assert compat.optimization_hint(3) == 3
+
+
+def test_a_fake_group_has_any_size() -> None:
+    dist.init_process_group("fake", store=compat.fake_store(), rank=5, world_size=96)
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (5, 96)
+    finally:
+        dist.destroy_process_group()
