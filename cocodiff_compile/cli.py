@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cocodiff_compile import __version__
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.simulate.command import add_simulate
 from cocodiff_compile.topology.show import find_topology, format_topology
 
 
@@ -28,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_topology(commands)
+    add_simulate(commands)
     return parser
 
 
