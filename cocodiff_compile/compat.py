@@ -21,10 +21,12 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _resolve_process_group,
 )
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "FakeTensorMode",
     "ShortenTraceback",
+    "TorchDispatchMode",
     "compile_fx",
     "compile_fx_inner",
     "fake_store",

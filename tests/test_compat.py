@@ -67,3 +67,16 @@ def test_a_fake_group_has_any_size() -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (5, 96)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_dispatch_mode_sees_calls_and_ops_know_whether_they_are_views() -> None:
+    seen = []
+
+    class Recorder(compat.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ARG002
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        torch.ones(4).view(2, 2).sin()
+    assert [func.is_view for func in seen] == [False, True, False]

@@ -20,10 +20,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cocodiff_compile.backends.cocodiff import compile_graph
-from cocodiff_compile.compat import FakeTensorMode, make_boxed_func
+from cocodiff_compile.compat import FakeTensorMode, TorchDispatchMode, make_boxed_func
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.aten import WAIT
@@ -137,11 +136,11 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every call of an op, and steps aside for compiled blocks."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.step = CapturedStep()
 
     def __torch_dispatch__(
@@ -154,11 +153,11 @@ class _Recorder(TorchDispatchMode):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Dynamo compiles nothing under a mode that sees every call."""
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
 
 class _Region(nn.Module):

@@ -82,9 +82,7 @@ def _check(parsed: argparse.Namespace) -> None:
         check_plot(parsed.plot)
 
 
-def _simulate_model(
-    parsed: argparse.Namespace, nodes: tuple[int, ...], figures: list[Any]
-) -> None:
+def _simulate_model(parsed: argparse.Namespace, nodes: tuple[int, ...], figures: list[Any]) -> None:
     try:
         import diffusers  # noqa: F401, PLC0415
     except ImportError:

@@ -63,7 +63,8 @@ class Call:
     @property
     def flops(self) -> float:
         if self.is_attention:
-            return float(sdpa_flop_count(*(tensor.shape for tensor in self.args[:3])))
+            shapes = [tensor.shape for tensor in self.args[:3]]
+            return float(sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
         count = flop_registry[self.target.overloadpacket]
         return float(count(*self.args, **self.kwargs, out_val=self.result))
 
@@ -153,7 +154,9 @@ def graph_program(graph: Graph, device: Device, topology: Topology) -> Program:
 
 
 def _call_of(node: Node) -> Call:
-    args, kwargs = pytree.tree_map_only(Node, lambda item: item.meta["val"], (node.args, node.kwargs))
+    args, kwargs = pytree.tree_map_only(
+        Node, lambda item: item.meta["val"], (node.args, node.kwargs)
+    )
     return Call(node.target, args, kwargs, node.meta.get("val"))
 
 

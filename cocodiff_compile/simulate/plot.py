@@ -23,25 +23,24 @@ def _matplotlib() -> Any:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
     except ImportError:
-        raise UserError(
-            "--plot needs matplotlib: pip install 'cocodiff-compile[plots]'"
-        ) from None
+        raise UserError("--plot needs matplotlib: pip install 'cocodiff-compile[plots]'") from None
     return Figure
 
 
 def plot_simulation(simulation: Simulation, path: Path) -> None:
     """Writes the picture; its kind follows from the name."""
     groups = _by_nodes(simulation.rows)
-    figure = _matplotlib()(figsize=(1.5 + 0.95 * len(simulation.rows), 4.6), layout="constrained")
+    figure = _matplotlib()(figsize=(2.5 + 0.8 * len(simulation.rows), 4.4), layout="constrained")
     axes = figure.subplots()
     ticks: list[tuple[float, str]] = []
+    lines = max(row.way.count("|") for row in simulation.rows)
     for number, rows in enumerate(groups.values()):
         for place, row in enumerate(rows):
             x = number * (len(rows) + 0.8) + place
             _bar(axes, x, row)
             ticks.append((x, row.way.replace(" | ", "\n| ")))
         middle = number * (len(rows) + 0.8) + (len(rows) - 1) / 2
-        _group_label(axes, middle, rows[0])
+        _group_label(axes, middle, rows[0], lines)
     axes.set_xticks([x for x, _ in ticks], [label for _, label in ticks])
     _dress(axes, simulation)
     figure.savefig(path, dpi=150)
@@ -72,12 +71,12 @@ def _bar(axes: Any, x: float, row: Row) -> None:
     )
 
 
-def _group_label(axes: Any, x: float, row: Row) -> None:
+def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
     nodes = "1 node" if row.nodes == 1 else f"{row.nodes} nodes"
     axes.annotate(
         f"{nodes}, degree {row.degree}",
         (x, 0),
-        (0, -34),
+        (0, -20 - 10 * lines),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
         ha="center",
@@ -96,7 +95,9 @@ def _dress(axes: Any, simulation: Simulation) -> None:
         fontsize=10,
     )
     axes.set_ylabel("ms per step (simulated)")
-    axes.margins(y=0.18)
+    axes.margins(x=0.02, y=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0, labelsize=8)
-    axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
+    axes.legend(
+        frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0, ncols=2
+    )

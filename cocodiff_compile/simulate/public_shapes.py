@@ -64,6 +64,8 @@ class PublicShape:
     """Text tokens are shared out among the ranks, as in joint attention."""
     frames: int = 1
     """Latent frames of a video."""
+    max_resolution: int | None = None
+    """Beyond this the model has no positions."""
 
     def num_tokens(self, resolution: int) -> int:
         """Image tokens of a square image, or of all frames of a video."""
@@ -208,6 +210,7 @@ PUBLIC_SHAPES: dict[str, PublicShape] = {
             head_size=64,
             text_tokens=333,
             make_inputs=_sd35_inputs,
+            max_resolution=192 * PIXELS_PER_TOKEN,
             config={
                 "sample_size": 128,
                 "patch_size": 2,
@@ -249,6 +252,11 @@ def check_resolution(shape: PublicShape, resolution: int, degree: int) -> None:
         raise UserError(
             f"resolution {resolution} is not a multiple of {PIXELS_PER_TOKEN}, the pixels of one "
             f"token; take for example {max(1, round(resolution / PIXELS_PER_TOKEN)) * 16}"
+        )
+    if shape.max_resolution and resolution > shape.max_resolution:
+        raise UserError(
+            f"resolution {resolution} is more than {shape.name} has positions for: "
+            f"{shape.max_resolution} at most"
         )
     if shape.num_tokens(resolution) % degree:
         raise UserError(

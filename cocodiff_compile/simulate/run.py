@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.simulate.capture import Case, CapturedStep, capture_step
+from cocodiff_compile.simulate.capture import CapturedStep, Case, capture_step
 from cocodiff_compile.simulate.devices import Device, device_for
 from cocodiff_compile.simulate.engine import Timeline, simulate_program
 from cocodiff_compile.simulate.pad_heads import padded_to
 from cocodiff_compile.simulate.program import Program, Start
-from cocodiff_compile.simulate.published import published_figure
 from cocodiff_compile.simulate.public_shapes import PublicShape, check_resolution, find_shape
+from cocodiff_compile.simulate.published import published_figure
 from cocodiff_compile.simulate.ways import FLAT, ways_for
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.exchange_cost import traffic
@@ -92,7 +92,7 @@ def simulate(
     for number, (nodes, case, topology) in enumerate(
         zip(settings.nodes, cases, topologies, strict=True), start=1
     ):
-        say(f"[{number}/{len(cases)}] {nodes} nodes, {case.num_ranks} ranks: capturing ...")
+        say(f"[{number}/{len(cases)}] nodes: {nodes}, ranks: {case.num_ranks}: capturing ...")
         began = time.perf_counter()
         programs, step = _capture(settings, case, device, topology)
         say(
@@ -107,7 +107,12 @@ def simulate(
 def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Case:
     num_ranks = nodes * _ranks_per_node(settings.topology)
     degree = settings.degree or min(num_ranks, LARGEST_DEFAULT_DEGREE)
-    if num_ranks < 2 or degree < 2 or num_ranks % degree:
+    if num_ranks < 2:
+        raise UserError(
+            f"--nodes {nodes} of {settings.topology!r} is a single rank, which exchanges nothing; "
+            "take more nodes"
+        )
+    if degree < 2 or num_ranks % degree:
         raise UserError(
             f"a Ulysses degree of {degree} does not divide {num_ranks} ranks ({nodes} nodes of "
             f"{settings.topology!r}); choose --ulysses-degree from "
@@ -187,7 +192,7 @@ def _phases(exchanges: list[Start], topology: Topology) -> str:
     """The phases that occur, each once, in the order in which they do."""
     phases = list(dict.fromkeys(start.axes for start in exchanges))
     if phases == [tuple(axis.name for axis in topology.axes)]:
-        return "one"
+        return "one phase"
     return " | ".join("+".join(axes) for axes in phases)
 
 
