@@ -73,7 +73,7 @@ def test_a_dispatch_mode_sees_calls_and_ops_know_whether_they_are_views() -> Non
     seen = []
 
     class Recorder(compat.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ARG002
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
