@@ -86,6 +86,18 @@ def test_groups_on_different_links_run_side_by_side() -> None:
     assert _ms(timeline.in_flight_s) == 5
 
 
+def test_a_wait_is_for_its_own_collective() -> None:
+    program = (Start("a", 0, X, SIZE), Start("b", 1, Y, SIZE), Wait(0), Wait(1), _compute(1))
+    assert _ms(simulate_program(program, MACHINE).step_s) == 6
+
+
+def test_time_in_flight_counts_no_moment_twice() -> None:
+    begun = (Start("b", 0, Y, SIZE), _compute(1), Start("a", 1, X, SIZE), _compute(3))
+    timeline = simulate_program((*begun, Start("c", 2, X, SIZE), Wait(0), Wait(2)), MACHINE)
+    # b from 0 to 5, a from 1 to 3, c from 4 to 6.
+    assert _ms(timeline.in_flight_s) == 6
+
+
 def test_groups_on_the_same_link_share_it() -> None:
     program = (Start("a", 0, X, SIZE), Start("b", 1, Y, SIZE), Wait(0), Wait(1))
     assert _ms(simulate_program(program, SHARED).step_s) == 9  # 1 ms latency, 4 + 4 ms on the link

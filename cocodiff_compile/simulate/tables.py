@@ -44,7 +44,7 @@ def _steps_table(rows: tuple[Row, ...]) -> str:
         "step ms",
         "compute ms",
         "exposed ms",
-        "exposed",
+        "exposed share",
         "flat / this",
         *(("published (another run, not simulated)",) if has_published else ()),
     )
