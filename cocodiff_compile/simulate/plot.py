@@ -7,6 +7,7 @@ from typing import Any
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.simulate.run import Row, Simulation
+from cocodiff_compile.simulate.ways import FLAT
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _COMPUTE, _EXPOSED = "#4c6a92", "#e0803c"
@@ -34,13 +35,13 @@ def plot_simulation(simulation: Simulation, path: Path) -> None:
     axes = figure.subplots()
     ticks: list[tuple[float, str]] = []
     lines = max(row.way.count("|") for row in simulation.rows)
-    for number, rows in enumerate(groups.values()):
+    left = 0.0
+    for rows in groups.values():
         for place, row in enumerate(rows):
-            x = number * (len(rows) + 0.8) + place
-            _bar(axes, x, row)
-            ticks.append((x, row.way.replace(" | ", "\n| ")))
-        middle = number * (len(rows) + 0.8) + (len(rows) - 1) / 2
-        _group_label(axes, middle, rows[0], lines)
+            _bar(axes, left + place, row)
+            ticks.append((left + place, row.way.replace(" | ", "\n| ")))
+        _group_label(axes, left + (len(rows) - 1) / 2, rows[0], lines)
+        left += len(rows) + 0.8
     axes.set_xticks([x for x, _ in ticks], [label for _, label in ticks])
     _dress(axes, simulation)
     figure.savefig(path, dpi=150)
@@ -65,10 +66,11 @@ def _bar(axes: Any, x: float, row: Row) -> None:
         color=_EXPOSED,
         label="exposed communication" if first else None,
     )
-    text = f"{compute + exposed:.0f}" + (f"\n{row.speedup:.2f}x" if row.way != "flat" else "")
-    axes.annotate(
-        text, (x, compute + exposed), (0, 3), textcoords="offset points", ha="center", fontsize=8
+    step = compute + exposed
+    text = (f"{step:.0f}" if step >= 100 else f"{step:.3g}") + (
+        "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
     )
+    axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
 
 
 def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
@@ -88,8 +90,9 @@ def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
 
 def _dress(axes: Any, simulation: Simulation) -> None:
     settings = simulation.settings
+    cut = "" if settings.max_layers is None else f" (--layers {settings.max_layers})"
     axes.set_title(
-        f"{simulation.shape.title}, {settings.resolution} x {settings.resolution}, "
+        f"{simulation.shape.title}{cut}, {settings.resolution} x {settings.resolution}, "
         f"{settings.topology}: simulated",
         loc="left",
         fontsize=10,
