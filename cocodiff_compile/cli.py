@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cocodiff_compile import __version__
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.simulate.command import add_simulate
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.draw import draw_topology
 from cocodiff_compile.topology.files import topology_data
@@ -33,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_topology(commands)
+    add_simulate(commands)
     return parser
 
 

@@ -22,14 +22,16 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _resolve_process_group,
 )
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
     "FakeTensorMode",
     "ShortenTraceback",
+    "TorchDispatchMode",
     "compile_fx",
     "compile_fx_inner",
     "default_store",
+    "fake_store",
     "find_group",
     "group_ranks",
     "is_contiguous_or_false",
@@ -51,6 +53,15 @@ def without_autograd_cache() -> Any:
     whose key is the graph our passes leave, stays in use.
     """
     return functorch_config.patch(enable_autograd_cache=False)
+
+
+def fake_store() -> Any:
+    """A store for `init_process_group("fake", ...)`: ranks that exist in name only."""
+    from torch.testing._internal.distributed.fake_pg import (  # noqa: PLC0415  (rarely needed)
+        FakeStore,
+    )
+
+    return FakeStore()
 
 
 def group_ranks(group_name: str) -> tuple[int, ...] | None:

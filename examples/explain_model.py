@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import sys
 
-from torch import distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
 import cocodiff_compile
+from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 
 
 def main(name: str = "flux", num_ranks: str = "12") -> None:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=int(num_ranks))
     small = SMALL_MODELS[name]
     model = small.build(heads=int(num_ranks))
     inputs = small.inputs(model)
-    print(cocodiff_compile.explain(parallelize(model), **inputs))
+    with fake_ranks(int(num_ranks)):
+        print(cocodiff_compile.explain(parallelize(model), **inputs))
 
 
 if __name__ == "__main__":

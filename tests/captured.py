@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.fx import GraphModule, Node
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cocodiff_compile.backends.cocodiff import compile_graph
 from cocodiff_compile.compat import make_boxed_func
 from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.lab.fake_ranks import fake_ranks
+
+__all__ = ["INPUT_NAMES", "capture", "capture_calls", "fake_ranks", "is_weight_of", "weight_name"]
 
 INPUT_NAMES = "input_names"
 """Key of `GraphModule.meta`: what Dynamo calls each placeholder, parameters among them."""
-
-
-@contextmanager
-def fake_ranks(num_ranks: int, rank: int = 0) -> Iterator[None]:
-    """A process group of `num_ranks` in this process; what its collectives return is junk."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def capture(

@@ -80,6 +80,27 @@ def test_the_default_store_holds_keys_and_the_timeout(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+def test_a_fake_group_has_any_size() -> None:
+    dist.init_process_group("fake", store=compat.fake_store(), rank=5, world_size=96)
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (5, 96)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_contiguity_is_known_or_false() -> None:
     assert compat.is_contiguous_or_false(torch.ones(2, 3))
     assert not compat.is_contiguous_or_false(torch.ones(2, 3).t())
+
+
+def test_a_dispatch_mode_sees_calls_and_ops_know_whether_they_are_views() -> None:
+    seen = []
+
+    class Recorder(compat.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        torch.ones(4).view(2, 2).sin()
+    assert [func.is_view for func in seen] == [False, True, False]

@@ -80,7 +80,7 @@ class SmallModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = getattr(diffusers, self.class_name)(**self.config(size))
-        _cast_parameters(model, dtype)
+        cast_parameters(model, dtype)
         return model.eval()
 
     def inputs(
@@ -135,7 +135,7 @@ class SmallModel:
         return torch.stack(value) if self.latents_are_a_list else value
 
 
-def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Buffers (RoPE tables) keep their precision; `Module.to` also fails on fake tensors."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -1,0 +1,1 @@
+"""What a step would cost on a machine one does not have: `cocodiff simulate`."""

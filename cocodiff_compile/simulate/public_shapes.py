@@ -1,0 +1,274 @@
+"""Published diffusion transformers at their full size, and what one forward is called with.
+
+Sizes are those of the published configurations; nothing is downloaded and no weight exists. All of
+them turn a square image of S pixels into (S / 16)^2 tokens. Batch 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.small_models import cast_parameters
+
+PIXELS_PER_TOKEN = 16
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class InputSizes:
+    """`side` counts tokens along one edge of the image."""
+
+    side: int
+    text_tokens: int
+
+    @property
+    def image_tokens(self) -> int:
+        return self.side * self.side
+
+    def tokens(self, channels: int) -> torch.Tensor:
+        return _empty(1, self.image_tokens, channels)
+
+    def text(self, channels: int) -> torch.Tensor:
+        return _empty(1, self.text_tokens, channels)
+
+
+def _empty(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16)
+
+
+def _one() -> torch.Tensor:
+    return torch.ones(1, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class PublicShape:
+    """One published model. `layers` names what counts its blocks, one entry per kind of block."""
+
+    name: str
+    title: str
+    class_name: str
+    layers: Mapping[str, int]
+    heads: int
+    head_size: int
+    text_tokens: int
+    make_inputs: Callable[[InputSizes], Inputs]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    splits_text: bool = True
+    """Text tokens are shared out among the ranks, as in joint attention."""
+    frames: int = 1
+    """Latent frames of a video."""
+    max_resolution: int | None = None
+    """Beyond this the model has no positions."""
+
+    def num_tokens(self, resolution: int) -> int:
+        """Image tokens of a square image, or of all frames of a video."""
+        return self.frames * (resolution // PIXELS_PER_TOKEN) ** 2
+
+    def text_tokens_for(self, degree: int) -> int:
+        """Rounded up to what `degree` ranks can share, where they share text."""
+        return -(-self.text_tokens // degree) * degree if self.splits_text else self.text_tokens
+
+    def num_layers(self, at_most: int | None) -> dict[str, int]:
+        return {key: min(count, at_most or count) for key, count in self.layers.items()}
+
+    def build(self, max_layers: int | None = None) -> nn.Module:
+        """The model in bf16; call it under a fake mode, or it takes tens of GB."""
+        import diffusers  # noqa: PLC0415  (slow, and optional)
+
+        sizes = {"num_attention_heads": self.heads, "attention_head_dim": self.head_size}
+        layers = self.num_layers(max_layers)
+        model: nn.Module = getattr(diffusers, self.class_name)(**sizes, **layers, **self.config)
+        cast_parameters(model, torch.bfloat16)
+        return model.eval()
+
+    def inputs(self, resolution: int, degree: int) -> Inputs:
+        """Keyword arguments of `forward`."""
+        sizes = InputSizes(resolution // PIXELS_PER_TOKEN, self.text_tokens_for(degree))
+        return {**self.make_inputs(sizes), "return_dict": False}
+
+
+def _qwen_inputs(sizes: InputSizes) -> Inputs:
+    return {
+        "hidden_states": sizes.tokens(64),
+        "encoder_hidden_states": sizes.text(3584),
+        "encoder_hidden_states_mask": None,
+        "timestep": _one(),
+        "img_shapes": [[(1, sizes.side, sizes.side)]],
+    }
+
+
+def _flux_inputs(sizes: InputSizes) -> Inputs:
+    return {
+        "hidden_states": sizes.tokens(64),
+        "encoder_hidden_states": sizes.text(4096),
+        "pooled_projections": _empty(1, 768),
+        "timestep": _one(),
+        "guidance": _one(),
+        "img_ids": _empty(sizes.image_tokens, 3),
+        "txt_ids": _empty(sizes.text_tokens, 3),
+    }
+
+
+def _flux2_inputs(sizes: InputSizes) -> Inputs:
+    return {
+        "hidden_states": sizes.tokens(128),
+        "encoder_hidden_states": sizes.text(15360),
+        "timestep": _one(),
+        "guidance": _one(),
+        "img_ids": _empty(1, sizes.image_tokens, 4),
+        "txt_ids": _empty(1, sizes.text_tokens, 4),
+    }
+
+
+def _sd35_inputs(sizes: InputSizes) -> Inputs:
+    return {
+        "hidden_states": _empty(1, 16, 2 * sizes.side, 2 * sizes.side),
+        "encoder_hidden_states": sizes.text(4096),
+        "pooled_projections": _empty(1, 2048),
+        "timestep": _one(),
+    }
+
+
+WAN_FRAMES = 21  # of latents: 81 frames of video, four to one behind the first
+
+
+def _wan_inputs(sizes: InputSizes) -> Inputs:
+    return {
+        "hidden_states": _empty(1, 16, WAN_FRAMES, 2 * sizes.side, 2 * sizes.side),
+        "encoder_hidden_states": sizes.text(4096),
+        "timestep": _one(),
+    }
+
+
+PUBLIC_SHAPES: dict[str, PublicShape] = {
+    shape.name: shape
+    for shape in (
+        PublicShape(
+            "qwen-image",
+            "Qwen-Image, 20B",
+            "QwenImageTransformer2DModel",
+            {"num_layers": 60},
+            heads=24,
+            head_size=128,
+            text_tokens=256,
+            make_inputs=_qwen_inputs,
+            config={
+                "patch_size": 2,
+                "in_channels": 64,
+                "out_channels": 16,
+                "joint_attention_dim": 3584,
+                "axes_dims_rope": (16, 56, 56),
+            },
+        ),
+        PublicShape(
+            "flux",
+            "FLUX.1-dev, 12B",
+            "FluxTransformer2DModel",
+            {"num_layers": 19, "num_single_layers": 38},
+            heads=24,
+            head_size=128,
+            text_tokens=512,
+            make_inputs=_flux_inputs,
+            config={
+                "patch_size": 1,
+                "in_channels": 64,
+                "joint_attention_dim": 4096,
+                "pooled_projection_dim": 768,
+                "guidance_embeds": True,
+                "axes_dims_rope": (16, 56, 56),
+            },
+        ),
+        PublicShape(
+            "flux2",
+            "FLUX.2-dev, 32B",
+            "Flux2Transformer2DModel",
+            {"num_layers": 8, "num_single_layers": 48},
+            heads=48,
+            head_size=128,
+            text_tokens=512,
+            make_inputs=_flux2_inputs,
+            config={
+                "in_channels": 128,
+                "joint_attention_dim": 15360,
+                "mlp_ratio": 3.0,
+                "axes_dims_rope": (32, 32, 32, 32),
+            },
+        ),
+        PublicShape(
+            "sd3.5",
+            "Stable Diffusion 3.5 large, 8B",
+            "SD3Transformer2DModel",
+            {"num_layers": 38},
+            heads=38,
+            head_size=64,
+            text_tokens=333,
+            make_inputs=_sd35_inputs,
+            max_resolution=192 * PIXELS_PER_TOKEN,
+            config={
+                "sample_size": 128,
+                "patch_size": 2,
+                "in_channels": 16,
+                "out_channels": 16,
+                "joint_attention_dim": 4096,
+                "caption_projection_dim": 2432,
+                "pooled_projection_dim": 2048,
+                "pos_embed_max_size": 192,
+                "qk_norm": "rms_norm",
+            },
+        ),
+        PublicShape(
+            "wan",
+            "Wan 2.1 T2V, 14B, 81 frames",
+            "WanTransformer3DModel",
+            {"num_layers": 40},
+            heads=40,
+            head_size=128,
+            text_tokens=512,
+            make_inputs=_wan_inputs,
+            config={"patch_size": (1, 2, 2), "ffn_dim": 13824, "text_dim": 4096},
+            splits_text=False,
+            frames=WAN_FRAMES,
+        ),
+    )
+}
+
+
+def find_shape(name: str) -> PublicShape:
+    if name not in PUBLIC_SHAPES:
+        raise UserError(f"unknown model {name!r}; known: {', '.join(PUBLIC_SHAPES)}")
+    return PUBLIC_SHAPES[name]
+
+
+def check_resolution(shape: PublicShape, resolution: int, degree: int) -> None:
+    """UserError unless the image makes whole tokens that `degree` ranks can share."""
+    if resolution < PIXELS_PER_TOKEN or resolution % PIXELS_PER_TOKEN:
+        raise UserError(
+            f"resolution {resolution} is not a multiple of {PIXELS_PER_TOKEN}, the pixels of one "
+            f"token; take for example {max(1, round(resolution / PIXELS_PER_TOKEN)) * 16}"
+        )
+    if shape.max_resolution and resolution > shape.max_resolution:
+        raise UserError(
+            f"resolution {resolution} is more than {shape.name} has positions for: "
+            f"{shape.max_resolution} at most"
+        )
+    if shape.num_tokens(resolution) % degree:
+        raise UserError(
+            f"resolution {resolution} makes {shape.num_tokens(resolution)} tokens of {shape.name}, "
+            f"which do not divide among {degree} ranks; nearest that do: "
+            f"{_nearest(shape, resolution, degree)}"
+        )
+
+
+def _nearest(shape: PublicShape, resolution: int, degree: int) -> str:
+    sides = range(PIXELS_PER_TOKEN, 2 * resolution + 16 * degree, PIXELS_PER_TOKEN)
+    fitting = [side for side in sides if shape.num_tokens(side) % degree == 0]
+    below = [side for side in fitting if side < resolution][-1:]
+    above = [side for side in fitting if side > resolution][:1]
+    return ", ".join(map(str, [*below, *above]))
