@@ -65,7 +65,8 @@ class TokenPadding:
         A rank's rows are those of its shares of `streams`, in this order. ValueError if they are
         not: the attention reads something else than what was split.
         """
-        known = [padded[0] for stream in streams if (padded := self._padded[stream]) is not None]
+        padded = [self._padded[stream] for stream in streams]
+        known = [share_and_pad[0] for share_and_pad in padded if share_and_pad is not None]
         rest, num_even = num_local - sum(known), len(streams) - len(known)
         if num_even > 1 or (rest != 0 if num_even == 0 else rest < 1):
             raise ValueError(
@@ -74,7 +75,7 @@ class TokenPadding:
                 f"to a multiple of {self.degree} yourself, or choose a degree that divides them."
             )
         # The one stream that divides has what the others leave.
-        return real_rows([self._padded[stream] or (rest, 0) for stream in streams], self.degree)
+        return real_rows([share_and_pad or (rest, 0) for share_and_pad in padded], self.degree)
 
 
 def missing(num_tokens: Size, degree: int) -> int:
