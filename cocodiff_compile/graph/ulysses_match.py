@@ -10,14 +10,11 @@ from typing import Literal
 
 from torch.fx import Node
 
-from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.aten import (
     AllToAll,
-    bound,
     shape_of,
     size_bytes,
-    value_of,
 )
 from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
 from cocodiff_compile.graph.exchanges import (
@@ -31,6 +28,7 @@ from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutU
 from cocodiff_compile.graph.module_path import module_path_of
 from cocodiff_compile.graph.projections import projections_after, projections_before
 from cocodiff_compile.graph.records import Attention, Declined, Exchange, Leg, Role, UlyssesSite
+from cocodiff_compile.graph.refusals import ROLE_NAMES, Refused, common_ranks, refuse_missing
 from cocodiff_compile.graph.walk import (
     Reached,
     Traced,
@@ -38,16 +36,6 @@ from cocodiff_compile.graph.walk import (
     trace_root,
     walk_forward,
 )
-
-_ROLE_NAMES = {"q": "query", "k": "key", "v": "value", "o": "result"}
-
-
-class Refused(Exception):
-    """This attention is no Ulysses we can take; carries the guilty node and the reason."""
-
-    def __init__(self, node: Node, reason: str) -> None:
-        super().__init__(reason)
-        self.node = node
 
 
 def match_site(
@@ -63,8 +51,8 @@ def match_site(
 def _site(
     core: AttentionCore, around: Surroundings, exchanges: Exchanges, index: int
 ) -> UlyssesSite:
-    _refuse_missing(core, around)
-    ranks = _common_ranks(around.all_to_alls(exchanges))
+    refuse_missing(core, around)
+    ranks = common_ranks(around.all_to_alls(exchanges))
     q, k, v = (
         _leg_in(role, operand, around.ways_in[role][0], exchanges, ranks)
         for role, operand in _operands(core)
@@ -87,74 +75,6 @@ def _site(
 
 def _operands(core: AttentionCore) -> list[tuple[Role, Operand]]:
     return [("q", core.q), ("k", core.k), ("v", core.v)]
-
-
-def _refuse_missing(core: AttentionCore, around: Surroundings) -> None:
-    for role, ways in around.ways_in.items():
-        name = _ROLE_NAMES[role]
-        if not ways:
-            raise Refused(core.nodes[0], _why_missing(name, around.collectives.get(role)))
-        if len(ways) > 1:
-            names = ", ".join(way.barrier.name for way in ways)
-            raise Refused(
-                ways[1].barrier,
-                f"the {name} is joined from {len(ways)} all-to-alls ({names}); "
-                "join its parts before one exchange",
-            )
-    if not around.ways_out:
-        raise Refused(
-            core.output, "the result of this attention is not exchanged back by an all-to-all"
-        )
-    if len(around.ways_out) > 1:
-        names = ", ".join(way.barrier.name for way in around.ways_out)
-        raise Refused(
-            around.ways_out[1].barrier,
-            f"the result goes into {len(around.ways_out)} all-to-alls ({names}), one is expected",
-        )
-
-
-def _why_missing(name: str, collective: Node | None) -> str:
-    if collective is not None:
-        return (
-            f"between an exchange and the {name} of this attention stands {collective.target} "
-            f"over group {bound(collective).get('group_name')!r}; Ulysses together with ring or "
-            "gathered attention is not supported"
-        )
-    return (
-        f"the {name} of this attention comes from no all-to-all, other parts of it do; exchange "
-        "query, key and value alike"
-    )
-
-
-def _common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
-    first = all_to_alls[0]
-    for item in all_to_alls:
-        if item.group != first.group:
-            raise Refused(
-                item.start,
-                f"exchanges run over different groups, {first.group!r} and {item.group!r}",
-            )
-        if not item.has_equal_splits:
-            raise Refused(
-                item.start,
-                f"unequal splits {list(item.input_splits)} -> {list(item.output_splits)}; "
-                "tokens and heads must divide by the number of ranks",
-            )
-        if not value_of(item.source).dtype.is_floating_point:
-            raise Refused(
-                item.start, f"the exchange carries {value_of(item.source).dtype}, not floats"
-            )
-    ranks = group_ranks(first.group)
-    if ranks is None:
-        raise Refused(first.start, f"process group {first.group!r} is not known to this process")
-    if len(ranks) != first.num_ranks:
-        raise Refused(
-            first.start,
-            f"{first.num_ranks} splits for the {len(ranks)} ranks of group {first.group!r}",
-        )
-    if len(ranks) == 1:
-        raise Refused(first.start, f"group {first.group!r} has one rank: nothing to exchange")
-    return ranks
 
 
 def _leg_in(
@@ -385,7 +305,7 @@ def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
         if way.barrier not in core.nodes:
             raise Refused(
                 leg.exchange.wait,
-                f"the exchanged {_ROLE_NAMES[leg.role]} also feeds {way.barrier.name} "
+                f"the exchanged {ROLE_NAMES[leg.role]} also feeds {way.barrier.name} "
                 f"({way.barrier.target}), not this attention alone",
             )
 
