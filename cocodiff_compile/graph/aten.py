@@ -313,6 +313,8 @@ def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:
         return _step_slice(dims, operand, node)
     if is_concatenation(node):
         return _step_concatenation(dims, node)
+    if target is aten.constant_pad_nd.default:
+        return _step_pad(dims, node)
     if is_pointwise(node) and _same_shape(operand, node):
         return dims
     raise LayoutUnknown(f"{target} ({node.name}) is no view")
@@ -324,6 +326,14 @@ def _step_concatenation(dims: Dims, node: Node) -> Dims:
     if node.target is aten.stack.default:
         dims = (*dims[:dim], (), *dims[dim:])
     return layout.concatenate(dims, dim, shape[dim])
+
+
+def _step_pad(dims: Dims, node: Node) -> Dims:
+    """As a concatenation with what is added; dims that keep their size are left alone."""
+    for dim, size in enumerate(shape_of(node)):
+        if not layout.same(size, layout.product(dims[dim])):
+            dims = layout.concatenate(dims, dim, size)
+    return dims
 
 
 def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:

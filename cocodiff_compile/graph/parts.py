@@ -1,5 +1,5 @@
-"""Concatenations of parts of one tensor: of all of them, a transpose written with lists, or of some,
-as where padding is dropped.
+"""Concatenations of parts of one tensor: of all parts, which is a transpose written with lists, or
+of some, where padding is dropped.
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ def rejoin_layout(dims: Dims, node: Node) -> Dims:
     if node.target is aten.stack.default:
         return (*rest[:to], outer, *rest[to:])
     return (*rest[:to], outer + rest[to], *rest[to + 1 :])
+
+
+def is_padding(node: Node) -> bool:
+    """Whether a node puts something beside the elements of a tensor."""
+    if node.target is aten.constant_pad_nd.default:
+        return True
+    return is_concatenation(node) and rejoined(node) is None
 
 
 def kept(node: Node) -> tuple[Node, int] | None:

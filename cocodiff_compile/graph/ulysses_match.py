@@ -26,6 +26,7 @@ from cocodiff_compile.graph.exchanges import (
 )
 from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size
 from cocodiff_compile.graph.module_path import module_path_of
+from cocodiff_compile.graph.parts import is_padding
 from cocodiff_compile.graph.projections import projections_after, projections_before
 from cocodiff_compile.graph.records import Attention, Declined, Exchange, Leg, Role, UlyssesSite
 from cocodiff_compile.graph.refusals import ROLE_NAMES, Refused, common_ranks, refuse_missing
@@ -88,17 +89,26 @@ def _leg_in(
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
     _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered)
     heads_per_rank, samples = _heads_and_samples(operand, unpacked, gather_dim, scattered)
-    part = unpacked.cuts[-1] if unpacked.cuts else None
+    tokens = unpacked.whole(gather_dim)
+    # What is dropped of the tokens is padding, not another role's part.
+    cuts = [cut for cut in unpacked.cuts if cut.root_dim not in _sources(tokens)]
+    result, result_dims = _before_dropping(unpacked, gather_dim)
+    gathered = _gather_dim(all_to_all, result_dims, "tokens")
     return Leg(
         role=role,
-        exchange=_record(
-            all_to_all, "in", source, unpacked.node, ranks, (scattered.source, gather_dim)
-        ),
-        projections=projections_before(source, part, samples),
+        exchange=_record(all_to_all, "in", source, result, ranks, (scattered.source, gathered)),
+        projections=projections_before(source, cuts[-1] if cuts else None, samples),
         num_heads=heads_per_rank * len(ranks),
         head_size=shape_of(operand.node)[operand.size_dim],
-        tokens_per_rank=layout.product(unpacked.dims[gather_dim][1:]),
+        tokens_per_rank=layout.product(tokens[1:]),
     )
+
+
+def _before_dropping(unpacked: Traced, gather_dim: int) -> tuple[Node, Dims]:
+    """The last tensor with all that was received, before padded rows are dropped from it."""
+    for step in unpacked.narrowed_in(gather_dim):
+        return step.node, step.dims
+    return unpacked.node, unpacked.dims
 
 
 def _leg_out(
@@ -125,16 +135,30 @@ def _leg_out(
         )
     _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
+    source, scatter_dim = _after_padding(all_to_all, way.path[:-1], len(ranks))
     return Leg(
         role="o",
         exchange=_record(
-            all_to_all, "out", core.output, unpacked.node, ranks, (scattered.source, gather_dim)
+            all_to_all, "out", source, unpacked.node, ranks, (scatter_dim, gather_dim)
         ),
         projections=projections_after(all_to_all.wait),
         num_heads=query.num_heads,
         head_size=shape_of(core.output)[-1],
-        tokens_per_rank=scattered.stride,
+        tokens_per_rank=layout.product(
+            [factor for dim in received for factor in dim if factor.source == scattered.source]
+        ),
     )
+
+
+def _after_padding(
+    all_to_all: AllToAll, path: tuple[Node, ...], num_ranks: int
+) -> tuple[Node, int]:
+    """The first tensor on the way out with all that is sent, and the dim of it that is scattered:
+    the attention's result, unless rows are put back into it that were dropped before.
+    """
+    last = max((place for place, node in enumerate(path) if is_padding(node)), default=0)
+    scattered, _ = _exchange(all_to_all, trace_root(path[last:]), num_ranks)
+    return path[last], scattered.source
 
 
 def _refuse_other_than_heads(
@@ -217,9 +241,10 @@ def _refuse_odd_way_in(
             f"the exchange gathers dim {gather_dim} of the attention's operand, "
             f"its tokens are dim {operand.token_dim}",
         )
-    other = scattered.source in _sources(dims[gather_dim])
+    tokens = _sources(unpacked.whole(gather_dim))
+    other = scattered.source in tokens
     if reaches_attention:
-        other = other or not _scatters_heads(operand, dims, scattered)
+        other = other or not _scatters_heads(operand, dims, tokens, scattered)
     if other:
         raise Refused(
             all_to_all.start,
@@ -233,13 +258,13 @@ def _sources(factors: tuple[Factor, ...]) -> set[int]:
     return {factor.source for factor in factors}
 
 
-def _scatters_heads(operand: Operand, dims: Dims, scattered: Factor) -> bool:
+def _scatters_heads(operand: Operand, dims: Dims, tokens: set[int], scattered: Factor) -> bool:
     """Whether what was scattered is missing from the heads, rather than from samples or sizes.
 
     The blocks that go to one rank each may be a dim of their own, right before that of its heads.
     """
     # What shares its source with the tokens are samples: rows of a GEMM are samples x tokens.
-    heads = _sources(dims[operand.head_dim]) - _sources(dims[operand.token_dim]) - {BROADCAST}
+    heads = _sources(dims[operand.head_dim]) - tokens - {BROADCAST}
     if operand.head_dim > 0 and scattered.source in _sources(dims[0]):
         return False
     if any(source > scattered.source + 1 for source in heads):
@@ -270,7 +295,7 @@ def _heads_and_samples(
     Heads and their elements come from the scattered dim and those after it, whatever dims of the
     operand they stand in; what is left beside the tokens are samples.
     """
-    tokens = _sources(unpacked.dims[gather_dim])
+    tokens = _sources(unpacked.whole(gather_dim))
     others = [
         factor
         for dim, factors in enumerate(unpacked.dims)

@@ -211,6 +211,6 @@ def _cut(dims: Dims, node: Node) -> list[Cut]:
         return []
     factor = dims[dim][0]
     if factor.source == RANK or not layout.is_outermost(dims, factor):
-        return []  # rows of some ranks, or a part of every head, say, not a part of the root's columns
+        return []  # some ranks' rows or a part of every head, say, not a part of the root's columns
     begin = factor.start + start * factor.stride
     return [Cut(factor.source, begin, length * factor.stride)]
