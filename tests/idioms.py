@@ -359,7 +359,6 @@ _DYNAMIC = [
 ]
 
 
-
 def _padding_heads(layout: hw.Layout, pad: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     return partial(hw.Block, uneven.padding_heads(layout, pad), heads=uneven.UNEVEN_HEADS)
 
