@@ -71,7 +71,7 @@ def common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
             raise Refused(
                 item.start,
                 f"unequal splits {list(item.input_splits)} -> {list(item.output_splits)}; "
-                "tokens and heads must divide by the number of ranks",
+                "pad tokens and heads so that they divide by the number of ranks",
             )
         if not value_of(item.source).dtype.is_floating_point:
             raise Refused(

@@ -213,8 +213,8 @@ def _exchange(all_to_all: AllToAll, packed: Traced, num_ranks: int) -> tuple[Fac
     except LayoutUnknown as unknown:
         raise Refused(
             all_to_all.start,
-            f"what goes to which of the {num_ranks} ranks is unclear: {unknown}; heads and tokens "
-            "must divide by the number of ranks",
+            f"what goes to which of the {num_ranks} ranks is unclear: {unknown}; pad heads and "
+            "tokens so that they divide by the number of ranks",
         ) from None
 
 

@@ -93,5 +93,5 @@ def _name_key_streams(model: nn.Module, plan: ModelPlan, padding: TokenPadding) 
                 given.context_parallel_config, padding=padding, key_streams=streams
             )
         if isinstance(given, UlyssesConfig) and given is not configs[streams]:
-            module.processor = processor = copy.copy(processor)  # type: ignore[assignment]
+            module.processor = processor = copy.copy(processor)
         processor._parallel_config = configs[streams]

@@ -48,8 +48,9 @@ class TokenPadding:
 
     def set(self, stream: str, num_tokens: Size | None) -> None:
         """`num_tokens` of the whole sequence, None if the stream is not split in this call."""
-        pad = 0 if num_tokens is None else missing(num_tokens, self.degree)
-        self._padded[stream] = None if pad == 0 else ((num_tokens + pad) // self.degree, pad)
+        self._padded[stream] = None
+        if num_tokens is not None and (pad := missing(num_tokens, self.degree)):
+            self._padded[stream] = ((num_tokens + pad) // self.degree, pad)
 
     def pad_of(self, stream: str) -> int:
         """Rows of zeros behind the stream's last token."""
