@@ -207,14 +207,15 @@ class TestRefuses:
         with pytest.raises(ValueError, match="inference only"):
             model(**inputs)
 
-    def test_an_adapter_where_tokens_do_not_divide(self) -> None:
+    @pytest.mark.parametrize("heads", [4, 6])
+    def test_an_adapter_where_tokens_do_not_divide(self, heads: int) -> None:
         from diffusers.models.transformers.transformer_flux import (  # noqa: PLC0415
             FluxIPAdapterAttnProcessor,
         )
 
-        model = _flux()
+        model: Any = SMALL_MODELS["flux"].build(num_layers=1, heads=heads)
         attention = model.transformer_blocks[0].attn
-        attention.processor = FluxIPAdapterAttnProcessor(64, 32)
+        attention.processor = FluxIPAdapterAttnProcessor(16 * heads, 32)
         inputs = SMALL_MODELS["flux"].inputs(parallelize(model), text_tokens=10)
         with torch.no_grad(), pytest.raises(ValueError, match="an adapter's"):
             model(**inputs)

@@ -73,7 +73,7 @@ def test_a_joint_mask_goes_the_way_of_its_tokens(sizes: tuple[int, int], degree:
     assert torch.equal(ordered[0, 0, 0, real], gathered[real])
     if padding.is_padded(padding.streams):
         spans = padding.real_rows(padding.streams, sum(shares))
-        fitted = fit_mask(ordered, spans, len(gathered))
+        fitted = fit_mask(ordered, spans, 1, len(gathered))
         assert torch.equal(fitted[1, 0, 0], gathered[real])
 
 
@@ -109,24 +109,28 @@ class TestFitMask:
 
     def test_a_row_per_query_keeps_its_rows(self) -> None:
         mask = torch.arange(64).view(1, 1, 8, 8)
-        fitted = fit_mask(mask, self.spans, 8)
+        fitted = fit_mask(mask, self.spans, 8, 8)
         assert torch.equal(fitted, mask[..., [0, 1, 2, 4, 5, 6]])
 
     def test_one_over_the_real_keys_fits_where_they_are_in_order(self) -> None:
         mask = torch.ones(2, 1, 1, 7)
-        assert fit_mask(mask, [(0, 7)], 8) is mask
+        assert fit_mask(mask, [(0, 7)], 8, 8) is mask
         with pytest.raises(ValueError, match="mask of 6 keys does not fit 8"):
-            fit_mask(mask[..., :6], self.spans, 8)
+            fit_mask(mask[..., :6], self.spans, 8, 8)
 
     def test_nothing_is_dropped_where_heads_alone_are_padded(self) -> None:
         mask = torch.ones(2, 1, 1, 8)
-        assert fit_mask(mask, (), 8) is mask
+        assert fit_mask(mask, (), 8, 8) is mask
 
     @pytest.mark.parametrize("shape", [(2, 1, 1, 2), (2, 4)])
     def test_a_share_is_refused(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match="over the whole sequence"):
-            fit_mask(torch.ones(shape), self.spans, 8)
+            fit_mask(torch.ones(shape), self.spans, 8, 8)
+
+    def test_queries_and_keys_may_differ_in_number(self) -> None:
+        mask = torch.ones(1, 1, 12, 8)
+        assert fit_mask(mask, self.spans, 12, 8).shape == (1, 1, 12, 6)
 
     def test_a_row_per_real_query_is_refused(self) -> None:
         with pytest.raises(ValueError, match="mask of 6 rows does not fit 8 queries"):
-            fit_mask(torch.ones(1, 1, 6, 8), self.spans, 8)
+            fit_mask(torch.ones(1, 1, 6, 8), self.spans, 8, 8)

@@ -94,7 +94,7 @@ def _attend_uneven(
         whole |= {name: keep_rows(whole[name], 1, spans) for name in ("key", "value")}
     mask = call.get("attn_mask")
     if mask is not None:
-        whole["attn_mask"] = fit_mask(mask, spans, degree * key.shape[1])
+        whole["attn_mask"] = fit_mask(mask, spans, degree * query.shape[1], degree * key.shape[1])
     out = _gather_heads(backend(**{**call, **whole, "_parallel_config": None}), degree, group)
     return out[:, :, :heads] if heads % degree else out
 
@@ -116,29 +116,31 @@ def _refuse_unsupported(call: dict[str, Any], degree: int) -> None:
 
 def _real_keys(config: UlyssesConfig, num_local: int) -> list[Span]:
     """None to drop if empty."""
-    if config.key_streams is None or not config.has_padded_keys():
+    if not config.has_padded_keys():
         return []
-    return config.padding.real_rows(config.key_streams, num_local)
+    return config.padding.real_rows(config.key_streams or (), num_local)
 
 
-def fit_mask(mask: torch.Tensor, spans: Sequence[Span], num_padded: int) -> torch.Tensor:
-    """A mask over all `num_padded` keys, or over the real ones, to one over the real ones.
+def fit_mask(
+    mask: torch.Tensor, spans: Sequence[Span], num_queries: int, num_keys: int
+) -> torch.Tensor:
+    """A mask over all keys, padded ones among them, or over the real ones, to one over the latter.
 
     ValueError for a mask of this rank's share, or one with a row per real query.
     """
-    if mask.dim() > 2 and mask.shape[-2] not in (1, num_padded):
+    if mask.dim() > 2 and mask.shape[-2] not in (1, num_queries):
         raise ValueError(
-            f"An attention mask of {mask.shape[-2]} rows does not fit {num_padded} queries, padded "
-            "to divide by the number of ranks: pass a mask with one row for all queries."
+            f"An attention mask of {mask.shape[-2]} rows does not fit {num_queries} queries, "
+            "padded to divide by the number of ranks: pass a mask with one row for all queries."
         )
-    if mask.shape[-1] == num_padded:
+    if mask.shape[-1] == num_keys:
         return keep_rows(mask, mask.dim() - 1, spans) if spans else mask
     num_real = sum(stop - start for start, stop in spans)
     # Without interruption, the real keys are still in the order of the whole sequence.
     if len(spans) == 1 and mask.shape[-1] == num_real:
         return mask
     raise ValueError(
-        f"An attention mask of {mask.shape[-1]} keys does not fit {num_padded} keys, padded to "
+        f"An attention mask of {mask.shape[-1]} keys does not fit {num_keys} keys, padded to "
         "divide by the number of ranks: pass a mask over the whole sequence."
     )
 
