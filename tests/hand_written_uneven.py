@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests import hand_written as hw
-from tests.hand_written import QKV, Block, Layout, num_ranks
+from tests.hand_written import QKV, Block, Layout, all_to_all, num_ranks
 
 BLOCK = 8
 UNEVEN_HEADS = 10
@@ -43,6 +43,20 @@ def padding_heads(
         lambda qkv: layout.enter(tuple(pad(x) for x in qkv)),
         lambda x: layout.leave(x)[:, :, :heads],
     )
+
+
+def heads_first_by_pad(x: Tensor) -> Tensor:
+    """Padded where heads are the first dim already, [H, B, S, D]."""
+    batch, tokens, heads, size = x.shape
+    ranks = num_ranks()
+    x = F.pad(x.permute(2, 0, 1, 3), (0, 0) * 3 + (0, _missing(heads, ranks)))
+    x = all_to_all(x).view(ranks, -1, batch, tokens, size)
+    return x.permute(2, 0, 3, 1, 4).reshape(batch, ranks * tokens, -1, size)
+
+
+HEADS_FIRST_BY_PAD = Layout(
+    hw.each(heads_first_by_pad), lambda x: hw.head_first_out(x)[:, :, :UNEVEN_HEADS]
+)
 
 
 # Tokens: from [B, P*S, h, D], S padded to a multiple of BLOCK, those that are real

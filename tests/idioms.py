@@ -375,6 +375,10 @@ _ROWS = {"padded_tokens": uneven.BLOCK}
 _UNEVEN = [
     Idiom("heads padded", _padding_heads(hw.DIFFUSERS, uneven.heads_by_pad)),
     Idiom("heads padded, head first", _padding_heads(hw.HEAD_FIRST, uneven.heads_by_pad)),
+    Idiom(
+        "heads padded as first dim",
+        partial(hw.Block, uneven.HEADS_FIRST_BY_PAD, heads=uneven.UNEVEN_HEADS),
+    ),
     Idiom("heads padded by cat", _padding_heads(hw.TRANSPOSED, uneven.heads_by_cat)),
     Idiom(
         "heads padded, packed by stack",

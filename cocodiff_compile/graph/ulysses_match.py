@@ -302,7 +302,8 @@ def _heads_and_samples(
         for factor in factors
         if dim != gather_dim and factor.source != BROADCAST
     ]
-    of_heads = {f.source for f in others if f.source >= scattered.source} - tokens
+    of_heads = _head_sources(operand, unpacked, _sources(tuple(others)) - tokens, scattered)
+    _refuse_samples_among_heads(unpacked, of_heads, tokens, scattered)
     elements = layout.product([factor for factor in others if factor.source in of_heads])
     samples = layout.product([factor for factor in others if factor.source not in of_heads])
     head_size = shape_of(operand.node)[operand.size_dim]
@@ -313,6 +314,27 @@ def _heads_and_samples(
             f"heads of {head_size}: they are no whole number of those, or were padded or cut",
         )
     return elements // head_size, samples
+
+
+def _head_sources(
+    operand: Operand, unpacked: Traced, sources: set[int], scattered: Factor
+) -> set[int]:
+    found = {source for source in sources if source >= scattered.source}
+    if unpacked.node is operand.node and operand.head_dim > 0:
+        found -= _sources(unpacked.dims[0])  # samples, also where the root has its heads first
+    return found
+
+
+def _refuse_samples_among_heads(
+    unpacked: Traced, of_heads: set[int], tokens: set[int], scattered: Factor
+) -> None:
+    before_tokens = {s for s in of_heads if any(0 < s < token for token in tokens)}
+    if scattered.source == 0 and before_tokens:
+        raise Refused(
+            unpacked.node,
+            f"the exchange scatters its source's first dim, and whether dims {before_tokens} hold "
+            "samples or heads is unclear; pad heads before they are made the first dim",
+        )
 
 
 def _has_heads_of(head_size: Size, unpacked: Traced) -> bool:
