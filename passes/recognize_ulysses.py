@@ -17,7 +17,8 @@ Declines  an attention that has some of its exchanges but is not Ulysses as draw
 
 Roles come from the data flow: which operand of the attention an exchange feeds. Q, K and V may
 share one exchange. Pack and unpack may be any chain of views, copies and slices; layouts are
-followed element by element (`layout.py`), so that no idiom is matched by its spelling.
+followed element by element (`layout.py`), so that no idiom is matched by its spelling. Heads and
+tokens may be padded before an exchange and the padding dropped after it; H and S count it.
 """
 
 from __future__ import annotations

@@ -31,6 +31,16 @@ def capture_calls(
 ) -> list[GraphModule]:
     """The graphs of several calls of one compiled model, in the order of their compilation."""
     graphs: list[GraphModule] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=recording_backend(graphs), dynamic=dynamic)
+    with torch.no_grad():
+        for args in calls:
+            compiled(*args)
+    return graphs
+
+
+def recording_backend(graphs: list[GraphModule]) -> Callable[..., Any]:
+    """A backend for torch.compile that keeps the ATen graphs and runs them as they are."""
     config = CompileConfig.from_options({"disable": ["recognize-ulysses"]})
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -43,12 +53,7 @@ def capture_calls(
 
         return compile_graph(gm, example_inputs, config, record)
 
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend=backend, dynamic=dynamic)
-    with torch.no_grad():
-        for args in calls:
-            compiled(*args)
-    return graphs
+    return backend
 
 
 def capture_call(

@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from tests import hand_written as hw
+from tests import hand_written_uneven as uneven
 from tests.hand_written import QKV, Block, Layout, all_to_all, num_ranks
 from tests.hand_written_declined import NearMiss
 
@@ -129,6 +130,11 @@ MORE_NEAR_MISSES = [
     _leaving("puts senders after heads", senders_after_heads_out, "rank 4"),
     _leaving("repeats tokens", repeated_out, "between attention and the exchange", "aten.repeat"),
     _leaving("flips tokens", flipped_out, "between attention and the exchange", "rev"),
+    NearMiss(
+        "heads padded as first dim, decomposed",
+        partial(Block, uneven.HEADS_FIRST_BY_PAD, hw.einsums, heads=uneven.UNEVEN_HEADS),
+        ("whether dims {1} hold samples or heads is unclear",),
+    ),
     NearMiss("linear attention", partial(Block, attend=linear_attention), _not_known, count=3),
     NearMiss("sigmoid attention", partial(Block, attend=sigmoid_attention), _not_known, count=3),
     NearMiss("keys gathered over a second group", over_two_groups, _usp),

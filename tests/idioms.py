@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests import hand_written as hw
 from tests import hand_written_more as more
+from tests import hand_written_uneven as uneven
 from tests.hand_written import HEAD_SIZE, HEADS, WIDTH
 
 INNER = HEADS * HEAD_SIZE
@@ -46,6 +47,8 @@ class Idiom:
     has_vector: bool = False
     heads: int = HEADS
     kv_heads: int = HEADS
+    padded_tokens: int = 0
+    """Tokens per rank in the exchanges, where these are padded."""
     value_size: int = HEAD_SIZE
     dtype: torch.dtype = torch.float32
     form: str = "fused"
@@ -102,6 +105,8 @@ class Idiom:
 
     def tokens_of(self, role: str) -> int:
         """Tokens that a rank puts into the exchange of `role`."""
+        if self.padded_tokens:
+            return self.padded_tokens
         if self.text_is_context:
             return self.text_tokens if role in "kv" else self.tokens
         return self.tokens + (0 if self.text_is_replicated else self.text_tokens)
@@ -353,4 +358,70 @@ _DYNAMIC = [
     ),
 ]
 
-IDIOMS = [*_LAYOUTS, *_PROJECTIONS, *_ATTENTIONS, *_MORE, *_DYNAMIC]
+
+def _padding_heads(layout: hw.Layout, pad: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return partial(hw.Block, uneven.padding_heads(layout, pad), heads=uneven.UNEVEN_HEADS)
+
+
+def _padding_tokens(
+    layout: hw.Layout, keep: Callable[[Tensor, int], Tensor], **options: Any
+) -> Callable[[], nn.Module]:
+    attend = uneven.PaddedTokens(options.pop("attend", hw.fused), keep, **options)
+    return partial(uneven.PadsTokens, layout, attend)
+
+
+_ROWS = {"padded_tokens": uneven.BLOCK}
+# Heads are counted with their padding: 12 of 10, the default.
+_UNEVEN = [
+    Idiom("heads padded", _padding_heads(hw.DIFFUSERS, uneven.heads_by_pad)),
+    Idiom("heads padded, head first", _padding_heads(hw.HEAD_FIRST, uneven.heads_by_pad)),
+    Idiom(
+        "heads padded as first dim",
+        partial(hw.Block, uneven.HEADS_FIRST_BY_PAD, heads=uneven.UNEVEN_HEADS),
+    ),
+    Idiom("heads padded by cat", _padding_heads(hw.TRANSPOSED, uneven.heads_by_cat)),
+    Idiom(
+        "heads padded, packed by stack",
+        _padding_heads(hw.STACKED, uneven.heads_by_pad),
+        carries=_packed("qkv"),
+    ),
+    Idiom("rows dropped by slices", _padding_tokens(hw.DIFFUSERS, uneven.rows_by_slices), **_ROWS),
+    Idiom(
+        "rows dropped by slices, head first",
+        _padding_tokens(hw.HEAD_FIRST, uneven.rows_by_slices),
+        **_ROWS,
+    ),
+    Idiom("rows dropped by index", _padding_tokens(hw.DIFFUSERS, uneven.rows_by_index), **_ROWS),
+    Idiom("rows dropped by block", _padding_tokens(hw.TRANSPOSED, uneven.rows_by_block), **_ROWS),
+    Idiom("rows dropped by parts", _padding_tokens(hw.DIFFUSERS, uneven.rows_by_parts), **_ROWS),
+    Idiom(
+        "rows dropped, one sample",
+        _padding_tokens(hw.DIFFUSERS, uneven.rows_by_slices),
+        batch=1,
+        **_ROWS,
+    ),
+    Idiom(
+        "rows dropped, einsums",
+        _padding_tokens(hw.DIFFUSERS, uneven.rows_by_slices, attend=hw.einsums),
+        form="decomposed",
+        **_ROWS,
+    ),
+    Idiom(
+        "rows dropped of the query too",
+        _padding_tokens(hw.DIFFUSERS, uneven.rows_by_slices, fill=uneven.filled_by_pad),
+        **_ROWS,
+    ),
+    Idiom(
+        "rows dropped of the query too, put back by cat",
+        _padding_tokens(hw.HEAD_FIRST, uneven.rows_by_block, fill=uneven.filled_by_cat),
+        **_ROWS,
+    ),
+    Idiom(
+        "rows dropped, packed by stack",
+        _padding_tokens(hw.STACKED, uneven.rows_by_slices),
+        carries=_packed("qkv"),
+        **_ROWS,
+    ),
+]
+
+IDIOMS = [*_LAYOUTS, *_PROJECTIONS, *_ATTENTIONS, *_MORE, *_DYNAMIC, *_UNEVEN]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph.aten import rejoined, slice_of
+from cocodiff_compile.graph.aten import slice_of
 from cocodiff_compile.graph.attention_cores import find_attention_cores
+from cocodiff_compile.graph.parts import rejoined
 from cocodiff_compile.graph.walk import walk_back
 from tests.traced import inputs, result, traced
 

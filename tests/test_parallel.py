@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import traceback
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.parallel.plans import plan_for
 
 WORLD_SIZE = 4
 CASES = [(name, False) for name in SMALL_MODELS]
@@ -128,9 +130,9 @@ class TestRefuses:
         with pytest.raises(ValueError, match=rf"{degree} does not divide .* 4 ranks.*\[2, 4\]"):
             parallelize(_flux(), ulysses_degree=degree)
 
-    def test_heads_that_do_not_divide(self) -> None:
-        model = SMALL_MODELS["flux"].build(num_layers=1, heads=6)
-        with pytest.raises(ValueError, match=r"6 heads.*degree 4"):
+    def test_fewer_heads_than_ranks(self) -> None:
+        model = SMALL_MODELS["flux"].build(num_layers=1, heads=3)
+        with pytest.raises(ValueError, match=r"3 heads, fewer .*degree 4.*at most 3"):
             parallelize(model)
         parallelize(model, ulysses_degree=2)  # untouched by the refusal
 
@@ -187,9 +189,10 @@ class TestRefuses:
         assert model._parallel_config is None
 
     @pytest.mark.parametrize("compiled", [False, True])
-    def test_tokens_that_do_not_divide(self, compiled: bool) -> None:
+    def test_tokens_that_do_not_divide_under_a_plan_of_ones_own(self, compiled: bool) -> None:
         small = SMALL_MODELS["flux"]
-        model = parallelize(_flux())
+        model = _flux()
+        parallelize(model, plan=model._cp_plan)
         inputs = small.inputs(model, text_tokens=10)
         if compiled:
             model = torch.compile(model, backend="eager", fullgraph=True)
@@ -197,6 +200,25 @@ class TestRefuses:
         with torch.no_grad(), pytest.raises(Exception, match=message) as raised:
             model(**inputs)
         assert compiled or raised.type is ValueError
+
+    def test_gradients_where_tokens_do_not_divide(self) -> None:
+        model = parallelize(_flux())
+        inputs = SMALL_MODELS["flux"].inputs(model, text_tokens=10)
+        with pytest.raises(ValueError, match="inference only"):
+            model(**inputs)
+
+    @pytest.mark.parametrize("heads", [4, 6])
+    def test_an_adapter_where_tokens_do_not_divide(self, heads: int) -> None:
+        from diffusers.models.transformers.transformer_flux import (  # noqa: PLC0415
+            FluxIPAdapterAttnProcessor,
+        )
+
+        model: Any = SMALL_MODELS["flux"].build(num_layers=1, heads=heads)
+        attention = model.transformer_blocks[0].attn
+        attention.processor = FluxIPAdapterAttnProcessor(16 * heads, 32)
+        inputs = SMALL_MODELS["flux"].inputs(parallelize(model), text_tokens=10)
+        with torch.no_grad(), pytest.raises(ValueError, match="an adapter's"):
+            model(**inputs)
 
     def test_a_mask_over_text_only(self) -> None:
         small = SMALL_MODELS["chroma"]
@@ -222,6 +244,29 @@ def test_a_plan_leaves_what_it_maps_to_none() -> None:
     parallelize(model, plan={"transformer_blocks.1": None})
     assert model.transformer_blocks[1].attn.processor is custom
     assert model.transformer_blocks[0].attn.processor._parallel_config is not None
+
+
+@pytest.mark.usefixtures("fake_ranks")
+@pytest.mark.parametrize("name", list(SMALL_MODELS))
+def test_what_is_known_of_a_model_is_in_its_plan(name: str) -> None:
+    """Else its tokens would be padded, and no attention told."""
+    model = SMALL_MODELS[name].build(num_layers=1)
+    plan = plan_for(model, None)
+    assert plan.streams is not None
+    split = {
+        stream
+        for (module, key), stream in plan.streams.splits.items()
+        if key in plan.shards.get(module, ())
+    }
+    assert split == set(plan.streams.names)
+    gathers = [name for name, entry in plan.shards.items() if not isinstance(entry, dict)]
+    assert gathers
+    assert all(plan.streams.gathered_at(name) in split for name in gathers)
+    parallelize(model)
+    for module_name, module in model.named_modules():
+        config = getattr(getattr(module, "processor", None), "_parallel_config", None)
+        if config is not None and re.fullmatch(SMALL_MODELS[name].ulysses_attention, module_name):
+            assert set(config.key_streams) <= split
 
 
 @pytest.mark.usefixtures("fake_ranks")

@@ -271,48 +271,6 @@ def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:
     return None
 
 
-def rejoined(node: Node) -> tuple[Node, int] | None:
-    """(tensor, dim) if `node` concatenates all parts of that tensor's dim, in order: a transpose
-    written with lists, `cat(x.unbind(0), 1)` or `stack(x.chunk(4, 2))`.
-    """
-    if not is_concatenation(node):
-        return None
-    parts = [_part(item) for item in bound(node)["tensors"]]
-    if any(part is None for part in parts) or len({part[0] for part in parts if part}) != 1:
-        return None
-    whole, dim = parts[0][0], parts[0][1]  # type: ignore[index]
-    place: Size = 0
-    for _, part_dim, start, length in (part for part in parts if part):
-        if part_dim != dim or not layout.same(start, place):
-            return None
-        place = start + length
-    return (whole, dim) if layout.same(place, shape_of(whole)[dim]) else None
-
-
-def _part(node: Node) -> tuple[Node, int, Size, Size] | None:
-    getitem = node if node.target is operator.getitem else None
-    slicing = node.all_input_nodes[0] if getitem is not None else node
-    if slicing.target not in SLICING or (part := slice_of(slicing, getitem)) is None:
-        return None
-    whole: Node = bound(slicing)["self"]
-    return whole, *part
-
-
-def rejoin_layout(dims: Dims, node: Node) -> Dims:
-    """The layout of a concatenation of all parts of the tensor whose layout is `dims`."""
-    found = rejoined(node)
-    if found is None:
-        raise LayoutUnknown(f"{node.name} does not join all parts of one tensor")
-    dim, parts = found[1], bound(node)["tensors"]
-    outer, inner = layout.cut_front(dims[dim], len(parts))
-    to = bound(node)["dim"] % len(shape_of(node))
-    keeps_dim = len(shape_of(parts[0])) == len(dims)
-    rest = (*dims[:dim], inner, *dims[dim + 1 :]) if keeps_dim else (*dims[:dim], *dims[dim + 1 :])
-    if node.target is aten.stack.default:
-        return (*rest[:to], outer, *rest[to:])
-    return (*rest[:to], outer + rest[to], *rest[to + 1 :])
-
-
 def matmul_operands(node: Node) -> tuple[Node, Node]:
     """Left and right operand of a matmul; for `linear` the right one is the weight as stored."""
     arguments = bound(node)
@@ -373,6 +331,8 @@ def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:
         return _step_slice(dims, operand, node)
     if is_concatenation(node):
         return _step_concatenation(dims, node)
+    if target is aten.constant_pad_nd.default:
+        return _step_pad(dims, node)
     if is_pointwise(node) and _same_shape(operand, node):
         return dims
     raise LayoutUnknown(f"{target} ({node.name}) is no view")
@@ -384,6 +344,14 @@ def _step_concatenation(dims: Dims, node: Node) -> Dims:
     if node.target is aten.stack.default:
         dims = (*dims[:dim], (), *dims[dim:])
     return layout.concatenate(dims, dim, shape[dim])
+
+
+def _step_pad(dims: Dims, node: Node) -> Dims:
+    """As a concatenation with what is added; dims that keep their size are left alone."""
+    for dim, size in enumerate(shape_of(node)):
+        if not layout.same(size, layout.product(dims[dim])):
+            dims = layout.concatenate(dims, dim, size)
+    return dims
 
 
 def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:

@@ -14,9 +14,9 @@ from cocodiff_compile.graph.aten import (
     AllToAll,
     is_view,
     parse_all_to_all,
-    rejoined,
 )
 from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
+from cocodiff_compile.graph.parts import rejoined
 from cocodiff_compile.graph.records import Role
 from cocodiff_compile.graph.walk import Reached, walk_back, walk_forward
 

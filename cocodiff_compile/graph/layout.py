@@ -117,10 +117,14 @@ def permute(dims: Dims, order: Sequence[int]) -> Dims:
 
 
 def narrow(dims: Dims, dim: int, start: Size, size: Size) -> Dims:
-    """`size` consecutive elements of one dim; only a dim of one factor stays traceable."""
+    """`size` consecutive elements of one dim; only a dim of one factor stays traceable, and one of
+    all ranks' tokens: rows of it, counted over the ranks.
+    """
     factors = dims[dim]
     if same(product(factors), size):
         return dims
+    if factors and factors[0].source == RANK:
+        return (*dims[:dim], (Factor(RANK, size),), *dims[dim + 1 :])
     if len(factors) != 1:
         raise LayoutUnknown(f"a slice of dim {dim} cuts across {factors}")
     factor = factors[0]

@@ -31,8 +31,10 @@ class Exchange:
 
     Way in (q, k, v): scatters heads, gathers tokens. Way out (o): scatters tokens, gathers heads.
     `scatter_dim` is a dim of `source`, the tensor before the model's own packing; `gather_dim` a
-    dim of `result`, the tensor after its unpacking. In phases, `start` is the first phase's and
-    `wait` the last one's, while `group` and `splits` stay those of the exchange as captured.
+    dim of `result`, the tensor after its unpacking. Where padded rows are dropped or put back
+    between exchange and attention, both hold all that travels. In phases, `start` is the first
+    phase's and `wait` the last one's, while `group` and `splits` stay those of the exchange as
+    captured.
     """
 
     start: Node
@@ -76,6 +78,9 @@ class Projection:
 class Leg:
     """One role of an attention: the way from its projections through its exchange to the attention
     (q, k, v), or from the attention through its exchange to the output projections (o).
+
+    Heads and tokens are those that travel: padding that makes them divide is counted, also where
+    it is dropped before the attention reads them.
     """
 
     role: Role

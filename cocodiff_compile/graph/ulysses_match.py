@@ -10,14 +10,11 @@ from typing import Literal
 
 from torch.fx import Node
 
-from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.aten import (
     AllToAll,
-    bound,
     shape_of,
     size_bytes,
-    value_of,
 )
 from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
 from cocodiff_compile.graph.exchanges import (
@@ -29,8 +26,10 @@ from cocodiff_compile.graph.exchanges import (
 )
 from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size
 from cocodiff_compile.graph.module_path import module_path_of
+from cocodiff_compile.graph.parts import is_padding
 from cocodiff_compile.graph.projections import projections_after, projections_before
 from cocodiff_compile.graph.records import Attention, Declined, Exchange, Leg, Role, UlyssesSite
+from cocodiff_compile.graph.refusals import ROLE_NAMES, Refused, common_ranks, refuse_missing
 from cocodiff_compile.graph.walk import (
     Reached,
     Traced,
@@ -38,16 +37,6 @@ from cocodiff_compile.graph.walk import (
     trace_root,
     walk_forward,
 )
-
-_ROLE_NAMES = {"q": "query", "k": "key", "v": "value", "o": "result"}
-
-
-class Refused(Exception):
-    """This attention is no Ulysses we can take; carries the guilty node and the reason."""
-
-    def __init__(self, node: Node, reason: str) -> None:
-        super().__init__(reason)
-        self.node = node
 
 
 def match_site(
@@ -63,8 +52,8 @@ def match_site(
 def _site(
     core: AttentionCore, around: Surroundings, exchanges: Exchanges, index: int
 ) -> UlyssesSite:
-    _refuse_missing(core, around)
-    ranks = _common_ranks(around.all_to_alls(exchanges))
+    refuse_missing(core, around)
+    ranks = common_ranks(around.all_to_alls(exchanges))
     q, k, v = (
         _leg_in(role, operand, around.ways_in[role][0], exchanges, ranks)
         for role, operand in _operands(core)
@@ -89,74 +78,6 @@ def _operands(core: AttentionCore) -> list[tuple[Role, Operand]]:
     return [("q", core.q), ("k", core.k), ("v", core.v)]
 
 
-def _refuse_missing(core: AttentionCore, around: Surroundings) -> None:
-    for role, ways in around.ways_in.items():
-        name = _ROLE_NAMES[role]
-        if not ways:
-            raise Refused(core.nodes[0], _why_missing(name, around.collectives.get(role)))
-        if len(ways) > 1:
-            names = ", ".join(way.barrier.name for way in ways)
-            raise Refused(
-                ways[1].barrier,
-                f"the {name} is joined from {len(ways)} all-to-alls ({names}); "
-                "join its parts before one exchange",
-            )
-    if not around.ways_out:
-        raise Refused(
-            core.output, "the result of this attention is not exchanged back by an all-to-all"
-        )
-    if len(around.ways_out) > 1:
-        names = ", ".join(way.barrier.name for way in around.ways_out)
-        raise Refused(
-            around.ways_out[1].barrier,
-            f"the result goes into {len(around.ways_out)} all-to-alls ({names}), one is expected",
-        )
-
-
-def _why_missing(name: str, collective: Node | None) -> str:
-    if collective is not None:
-        return (
-            f"between an exchange and the {name} of this attention stands {collective.target} "
-            f"over group {bound(collective).get('group_name')!r}; Ulysses together with ring or "
-            "gathered attention is not supported"
-        )
-    return (
-        f"the {name} of this attention comes from no all-to-all, other parts of it do; exchange "
-        "query, key and value alike"
-    )
-
-
-def _common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
-    first = all_to_alls[0]
-    for item in all_to_alls:
-        if item.group != first.group:
-            raise Refused(
-                item.start,
-                f"exchanges run over different groups, {first.group!r} and {item.group!r}",
-            )
-        if not item.has_equal_splits:
-            raise Refused(
-                item.start,
-                f"unequal splits {list(item.input_splits)} -> {list(item.output_splits)}; "
-                "tokens and heads must divide by the number of ranks",
-            )
-        if not value_of(item.source).dtype.is_floating_point:
-            raise Refused(
-                item.start, f"the exchange carries {value_of(item.source).dtype}, not floats"
-            )
-    ranks = group_ranks(first.group)
-    if ranks is None:
-        raise Refused(first.start, f"process group {first.group!r} is not known to this process")
-    if len(ranks) != first.num_ranks:
-        raise Refused(
-            first.start,
-            f"{first.num_ranks} splits for the {len(ranks)} ranks of group {first.group!r}",
-        )
-    if len(ranks) == 1:
-        raise Refused(first.start, f"group {first.group!r} has one rank: nothing to exchange")
-    return ranks
-
-
 def _leg_in(
     role: Role, operand: Operand, way: Reached, exchanges: Exchanges, ranks: tuple[int, ...]
 ) -> Leg:
@@ -168,17 +89,26 @@ def _leg_in(
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
     _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered)
     heads_per_rank, samples = _heads_and_samples(operand, unpacked, gather_dim, scattered)
-    part = unpacked.cuts[-1] if unpacked.cuts else None
+    tokens = unpacked.whole(gather_dim)
+    # What is dropped of the tokens is padding, not another role's part.
+    cuts = [cut for cut in unpacked.cuts if cut.root_dim not in _sources(tokens)]
+    result, result_dims = _before_dropping(unpacked, gather_dim)
+    gathered = _gather_dim(all_to_all, result_dims, "tokens")
     return Leg(
         role=role,
-        exchange=_record(
-            all_to_all, "in", source, unpacked.node, ranks, (scattered.source, gather_dim)
-        ),
-        projections=projections_before(source, part, samples),
+        exchange=_record(all_to_all, "in", source, result, ranks, (scattered.source, gathered)),
+        projections=projections_before(source, cuts[-1] if cuts else None, samples),
         num_heads=heads_per_rank * len(ranks),
         head_size=shape_of(operand.node)[operand.size_dim],
-        tokens_per_rank=layout.product(unpacked.dims[gather_dim][1:]),
+        tokens_per_rank=layout.product(tokens[1:]),
     )
+
+
+def _before_dropping(unpacked: Traced, gather_dim: int) -> tuple[Node, Dims]:
+    """The last tensor with all that was received, before padded rows are dropped from it."""
+    for step in unpacked.narrowed_in(gather_dim):
+        return step.node, step.dims
+    return unpacked.node, unpacked.dims
 
 
 def _leg_out(
@@ -205,16 +135,30 @@ def _leg_out(
         )
     _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
+    source, scatter_dim = _after_padding(all_to_all, way.path[:-1], len(ranks))
     return Leg(
         role="o",
         exchange=_record(
-            all_to_all, "out", core.output, unpacked.node, ranks, (scattered.source, gather_dim)
+            all_to_all, "out", source, unpacked.node, ranks, (scatter_dim, gather_dim)
         ),
         projections=projections_after(all_to_all.wait),
         num_heads=query.num_heads,
         head_size=shape_of(core.output)[-1],
-        tokens_per_rank=scattered.stride,
+        tokens_per_rank=layout.product(
+            [factor for dim in received for factor in dim if factor.source == scattered.source]
+        ),
     )
+
+
+def _after_padding(
+    all_to_all: AllToAll, path: tuple[Node, ...], num_ranks: int
+) -> tuple[Node, int]:
+    """The first tensor on the way out with all that is sent, and the dim of it that is scattered:
+    the attention's result, unless rows are put back into it that were dropped before.
+    """
+    last = max((place for place, node in enumerate(path) if is_padding(node)), default=0)
+    scattered, _ = _exchange(all_to_all, trace_root(path[last:]), num_ranks)
+    return path[last], scattered.source
 
 
 def _refuse_other_than_heads(
@@ -269,8 +213,8 @@ def _exchange(all_to_all: AllToAll, packed: Traced, num_ranks: int) -> tuple[Fac
     except LayoutUnknown as unknown:
         raise Refused(
             all_to_all.start,
-            f"what goes to which of the {num_ranks} ranks is unclear: {unknown}; heads and tokens "
-            "must divide by the number of ranks",
+            f"what goes to which of the {num_ranks} ranks is unclear: {unknown}; pad heads and "
+            "tokens so that they divide by the number of ranks",
         ) from None
 
 
@@ -297,9 +241,10 @@ def _refuse_odd_way_in(
             f"the exchange gathers dim {gather_dim} of the attention's operand, "
             f"its tokens are dim {operand.token_dim}",
         )
-    other = scattered.source in _sources(dims[gather_dim])
+    tokens = _sources(unpacked.whole(gather_dim))
+    other = scattered.source in tokens
     if reaches_attention:
-        other = other or not _scatters_heads(operand, dims, scattered)
+        other = other or not _scatters_heads(operand, dims, tokens, scattered)
     if other:
         raise Refused(
             all_to_all.start,
@@ -313,13 +258,13 @@ def _sources(factors: tuple[Factor, ...]) -> set[int]:
     return {factor.source for factor in factors}
 
 
-def _scatters_heads(operand: Operand, dims: Dims, scattered: Factor) -> bool:
+def _scatters_heads(operand: Operand, dims: Dims, tokens: set[int], scattered: Factor) -> bool:
     """Whether what was scattered is missing from the heads, rather than from samples or sizes.
 
     The blocks that go to one rank each may be a dim of their own, right before that of its heads.
     """
     # What shares its source with the tokens are samples: rows of a GEMM are samples x tokens.
-    heads = _sources(dims[operand.head_dim]) - _sources(dims[operand.token_dim]) - {BROADCAST}
+    heads = _sources(dims[operand.head_dim]) - tokens - {BROADCAST}
     if operand.head_dim > 0 and scattered.source in _sources(dims[0]):
         return False
     if any(source > scattered.source + 1 for source in heads):
@@ -350,14 +295,15 @@ def _heads_and_samples(
     Heads and their elements come from the scattered dim and those after it, whatever dims of the
     operand they stand in; what is left beside the tokens are samples.
     """
-    tokens = _sources(unpacked.dims[gather_dim])
+    tokens = _sources(unpacked.whole(gather_dim))
     others = [
         factor
         for dim, factors in enumerate(unpacked.dims)
         for factor in factors
         if dim != gather_dim and factor.source != BROADCAST
     ]
-    of_heads = {f.source for f in others if f.source >= scattered.source} - tokens
+    of_heads = _head_sources(operand, unpacked, _sources(tuple(others)) - tokens, scattered)
+    _refuse_samples_among_heads(unpacked, of_heads, tokens, scattered)
     elements = layout.product([factor for factor in others if factor.source in of_heads])
     samples = layout.product([factor for factor in others if factor.source not in of_heads])
     head_size = shape_of(operand.node)[operand.size_dim]
@@ -368,6 +314,27 @@ def _heads_and_samples(
             f"heads of {head_size}: they are no whole number of those, or were padded or cut",
         )
     return elements // head_size, samples
+
+
+def _head_sources(
+    operand: Operand, unpacked: Traced, sources: set[int], scattered: Factor
+) -> set[int]:
+    found = {source for source in sources if source >= scattered.source}
+    if unpacked.node is operand.node and operand.head_dim > 0:
+        found -= _sources(unpacked.dims[0])  # samples, also where the root has its heads first
+    return found
+
+
+def _refuse_samples_among_heads(
+    unpacked: Traced, of_heads: set[int], tokens: set[int], scattered: Factor
+) -> None:
+    before_tokens = {s for s in of_heads if any(0 < s < token for token in tokens)}
+    if scattered.source == 0 and before_tokens:
+        raise Refused(
+            unpacked.node,
+            f"the exchange scatters its source's first dim, and whether dims {before_tokens} hold "
+            "samples or heads is unclear; pad heads before they are made the first dim",
+        )
 
 
 def _has_heads_of(head_size: Size, unpacked: Traced) -> bool:
@@ -385,7 +352,7 @@ def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
         if way.barrier not in core.nodes:
             raise Refused(
                 leg.exchange.wait,
-                f"the exchanged {_ROLE_NAMES[leg.role]} also feeds {way.barrier.name} "
+                f"the exchanged {ROLE_NAMES[leg.role]} also feeds {way.barrier.name} "
                 f"({way.barrier.target}), not this attention alone",
             )
 

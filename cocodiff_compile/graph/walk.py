@@ -14,18 +14,14 @@ from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
     MATMUL,
-    SLICING,
     WAIT,
     is_collective,
     is_number,
-    is_tensor,
-    rejoin_layout,
-    rejoined,
     shape_of,
-    slice_of,
     step_layout,
 )
-from cocodiff_compile.graph.layout import Dims, LayoutUnknown, Size
+from cocodiff_compile.graph.layout import RANK, Dims, Factor, LayoutUnknown, Size
+from cocodiff_compile.graph.parts import keep_layout, kept, part_of, rejoin_layout, rejoined
 
 MAX_NODES_PER_WALK = 4096
 """Keeps recognition linear in the graph: no attention's surroundings are larger than this."""
@@ -116,39 +112,89 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Narrowed:
+    """A step that kept a part of a dim: `factor` is what the layout says of it from there on,
+    `whole` what the dim was in the tensor `node`, whose layout was `dims`.
+    """
+
+    factor: Factor
+    whole: tuple[Factor, ...]
+    node: Node
+    dims: Dims
+
+
+@dataclass(frozen=True)
 class Traced:
     """How far a layout could be followed along a path, and what was cut out on the way."""
 
     dims: Dims
     node: Node
     cuts: tuple[Cut, ...]
+    narrowed: tuple[Narrowed, ...]
     stopped_by: str
+
+    def narrowed_in(self, dim: int) -> list[Narrowed]:
+        """The steps that kept a part of what is now in `dim`."""
+        return [step for step in self.narrowed if any(step.factor is f for f in self.dims[dim])]
+
+    def whole(self, dim: int) -> tuple[Factor, ...]:
+        """The factors of a dim, as if nothing of it had been dropped."""
+        factors = self.dims[dim]
+        for step in reversed(self.narrowed):
+            parts = [step.whole if factor is step.factor else (factor,) for factor in factors]
+            factors = tuple(factor for part in parts for factor in part)
+        return factors
 
 
 def trace(dims: Dims, path: tuple[Node, ...]) -> Traced:
     """Follows a layout from `path[0]`, whose layout is `dims`, as far along `path` as it goes."""
     cuts: list[Cut] = []
+    narrowed: list[Narrowed] = []
     place = 0
     while place + 1 < len(path):
         before, step = path[place], _length_of_step(path[place : place + 4])
         node = path[place + step]
         try:
-            stepped = rejoin_layout(dims, node) if step > 1 else step_layout(dims, before, node)
+            stepped = _step(dims, before, node, step)
         except LayoutUnknown as unknown:
-            return Traced(dims, before, tuple(cuts), str(unknown))
-        cuts += _cut(dims, before, node) if step == 1 else []
+            return Traced(dims, before, tuple(cuts), tuple(narrowed), str(unknown))
+        cuts += _cut(dims, node) if step == 1 else []
+        narrowed += _narrowed(dims, stepped, node)
         dims = stepped
         place += step
-    return Traced(dims, path[-1], tuple(cuts), "")
+    return Traced(dims, path[-1], tuple(cuts), tuple(narrowed), "")
+
+
+def _step(dims: Dims, before: Node, node: Node, length: int) -> Dims:
+    if _keeps_part_of(node, before):
+        return keep_layout(dims, node)
+    return rejoin_layout(dims, node) if length > 1 else step_layout(dims, before, node)
 
 
 def _length_of_step(ahead: tuple[Node, ...]) -> int:
-    """Over how many nodes the next step goes: more than one where all parts are joined again."""
+    """Over how many nodes the next step goes: more than one where parts are joined again."""
     for place, node in enumerate(ahead[2:], start=2):
         found = rejoined(node)
-        if found is not None and found[0] is ahead[0]:
+        if (found is not None and found[0] is ahead[0]) or _keeps_part_of(node, ahead[0]):
             return place
     return 1
+
+
+def _keeps_part_of(node: Node, whole: Node) -> bool:
+    found = kept(node)
+    return found is not None and found[0] is whole
+
+
+def _narrowed(dims: Dims, stepped: Dims, node: Node) -> list[Narrowed]:
+    part = part_of(node)
+    found = (part.whole, part.dim) if part is not None else kept(node)
+    if found is None or len(dims) != len(stepped):
+        return []
+    whole, dim = found
+    new = stepped[dim]
+    if len(new) != 1 or any(new[0] is factor for factor in dims[dim]):
+        return []
+    return [Narrowed(new[0], dims[dim], whole, dims)]
 
 
 def trace_root(path: tuple[Node, ...]) -> Traced:
@@ -156,19 +202,15 @@ def trace_root(path: tuple[Node, ...]) -> Traced:
     return trace(layout.root_dims(shape_of(path[0])), path)
 
 
-def _cut(dims: Dims, before: Node, node: Node) -> list[Cut]:
-    getitem = node if before.target in SLICING and not is_tensor(before) else None
-    slicing = before if getitem is not None else node
-    if slicing.target not in SLICING or (getitem is None and not is_tensor(node)):
-        return []
-    part = slice_of(slicing, getitem)
+def _cut(dims: Dims, node: Node) -> list[Cut]:
+    part = part_of(node)
     if part is None:
         return []
-    dim, start, length = part
+    dim, start, length = part.dim, part.start, part.length
     if len(dims[dim]) != 1 or layout.same(layout.product(dims[dim]), length):
         return []
     factor = dims[dim][0]
-    if not layout.is_outermost(dims, factor):
-        return []  # a part of every head, say, not a part of the root's columns
+    if factor.source == RANK or not layout.is_outermost(dims, factor):
+        return []  # some ranks' rows or a part of every head, say, not a part of the root's columns
     begin = factor.start + start * factor.stride
     return [Cut(factor.source, begin, length * factor.stride)]

@@ -36,8 +36,13 @@ def parallelize(
     attention that uses no diffusers attention processor cannot be seen here: with a `plan` of your
     own, compare the result with one process once.
 
+    Tokens and heads need not divide by the degree: they are padded with zeros, the padding takes
+    no part in attention, and the output has the tokens of the input. With a `plan` of your own
+    tokens must divide, since nothing then says what an attention's keys are made of. The calls of
+    one model follow each other; two models may be called as their groups allow.
+
     Raises ValueError, with the model untouched, for what would compute something wrong or fail
-    without a reason later; tokens that do not divide by the degree, when the model is called.
+    without a reason later; for tokens that cannot be padded, when the model is called.
 
     The model then compiles with `fullgraph=True` under `torch.no_grad()`; no setting of Dynamo is
     changed for it.

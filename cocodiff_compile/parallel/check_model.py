@@ -63,10 +63,10 @@ def _check_processor(name: str, processor: Any) -> None:
 
 def _check_heads(name: str, module: nn.Module, degree: int) -> None:
     heads = getattr(module, "heads", None)
-    if isinstance(heads, int) and heads % degree:
+    if isinstance(heads, int) and heads < degree:
         raise ValueError(
-            f"The attention {name!r} has {heads} heads, which do not divide by the Ulysses degree "
-            f"{degree}: choose a degree that divides {heads}."
+            f"The attention {name!r} has {heads} heads, fewer than the Ulysses degree {degree}, so "
+            f"that some ranks would have none: choose a degree of at most {heads}."
         )
 
 

@@ -9,7 +9,9 @@ Each rank joins its own shards, and the all-to-all joins the ranks:
 
     tokens  [txt0 img0 | txt1 img1]
 
-The mask is known to every rank, so ordering it needs no communication.
+The mask is known to every rank, so ordering it needs no communication. Where tokens are padded to
+divide, the mask is padded alike: the attention drops those columns with their keys, and a padded
+query may read anything.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from diffusers.hooks import HookRegistry, ModelHook
 from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments
+from cocodiff_compile.parallel.token_padding import IMAGE, TEXT, TokenPadding
 
 
 @dataclass(frozen=True)
@@ -37,37 +40,51 @@ class JointMask:
 
 
 def interleave_ranks(
-    mask: torch.Tensor, num_first: int, num_second: int, degree: int
+    mask: torch.Tensor,
+    num_first: int,
+    num_second: int,
+    degree: int,
+    pads: tuple[int, int] = (0, 0),
 ) -> torch.Tensor:
     """[..., degree * (first + second)], all first before all second, to rank by rank.
 
-    `num_first` and `num_second` count the tokens of one rank.
+    `num_first` and `num_second` count the tokens of one rank; `mask` lacks the last `pads` of each.
     """
-    if mask.shape[-1] != degree * (num_first + num_second):
+    if mask.shape[-1] != degree * (num_first + num_second) - sum(pads):
         raise ValueError(
             f"An attention mask of {mask.shape[-1]} tokens does not fit {degree} ranks of "
-            f"{num_first} and {num_second} tokens: pass a mask over the whole joint sequence."
+            f"{num_first} and {num_second} tokens, the last {pads[0]} and {pads[1]} of them "
+            "padding: pass a mask over the whole joint sequence."
         )
-    first, second = mask[..., : degree * num_first], mask[..., degree * num_first :]
+    num_whole = degree * num_first - pads[0]
+    first = extend_mask(mask[..., :num_whole], pads[0])
+    second = extend_mask(mask[..., num_whole:], pads[1])
     lead = mask.shape[:-1]
     by_rank = [first.reshape(*lead, degree, -1), second.reshape(*lead, degree, -1)]
     return torch.cat(by_rank, dim=-1).flatten(-2)
 
 
-def order_masks(model: nn.Module, masks: Sequence[JointMask], degree: int) -> None:
+def extend_mask(mask: torch.Tensor, pad: int) -> torch.Tensor:
+    """`pad` more columns, which let everything through as ones in a mask that multiplies do."""
+    if pad == 0:
+        return mask
+    return torch.cat([mask, mask.new_ones((*mask.shape[:-1], pad))], dim=-1)
+
+
+def order_masks(model: nn.Module, masks: Sequence[JointMask], padding: TokenPadding) -> None:
     """Hook the modules that `masks` name; to be called before the hooks that split the tokens."""
     for joint in masks:
         module = model.get_submodule(joint.module)
         for target in module if isinstance(module, nn.ModuleList) else [module]:
             registry = HookRegistry.check_if_exists_or_initialize(target)
-            registry.register_hook(_OrderMaskHook(joint, degree), "cocodiff-order-mask")
+            registry.register_hook(_OrderMaskHook(joint, padding), "cocodiff-order-mask")
 
 
 class _OrderMaskHook(ModelHook):  # type: ignore[misc]
-    def __init__(self, joint: JointMask, degree: int) -> None:
+    def __init__(self, joint: JointMask, padding: TokenPadding) -> None:
         super().__init__()
         self.joint = joint
-        self.degree = degree
+        self.padding = padding
 
     def initialize_hook(self, module: nn.Module) -> nn.Module:
         self.arguments = ForwardArguments.of(module)
@@ -81,6 +98,9 @@ class _OrderMaskHook(ModelHook):  # type: ignore[misc]
             return args, kwargs
         num_text = self.arguments.get(self.joint.text, args, kwargs).shape[1]
         num_image = self.arguments.get(self.joint.image, args, kwargs).shape[1]
-        sizes = (num_text, num_image) if self.joint.text_first else (num_image, num_text)
-        ordered = interleave_ranks(mask, *sizes, self.degree)
+        pad_text, pad_image = (self.padding.pad_of(stream) for stream in (TEXT, IMAGE))
+        sizes, pads = (num_text, num_image), (pad_text, pad_image)
+        if not self.joint.text_first:
+            sizes, pads = sizes[::-1], pads[::-1]
+        ordered = interleave_ranks(mask, *sizes, self.padding.degree, pads)
         return self.arguments.replace(self.joint.mask, ordered, args, kwargs)

@@ -15,6 +15,16 @@ from diffusers.models._modeling_parallel import ContextParallelInput, ContextPar
 from torch import nn
 
 from cocodiff_compile.parallel.mask_order import JointMask
+from cocodiff_compile.parallel.streams import (
+    FLUX_STREAMS,
+    HUNYUAN_STREAMS,
+    LTX_STREAMS,
+    QWEN_STREAMS,
+    SD3_STREAMS,
+    WAN_STREAMS,
+    Z_IMAGE_STREAMS,
+    TokenStreams,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class ModelPlan:
     whole: frozenset[str] = field(default_factory=frozenset)
     masks: tuple[JointMask, ...] = ()
     prepare: Callable[[nn.Module], None] | None = None
+    streams: TokenStreams | None = None
 
     def is_whole(self, module_name: str) -> bool:
         """Whether the module, or one that holds it, runs on whole sequences."""
@@ -51,6 +62,7 @@ def plan_for(model: nn.Module, plan: Mapping[str, Any] | None) -> ModelPlan:
         whole=frozenset(name for name, entry in entries.items() if entry is None),
         masks=shipped.masks,
         prepare=shipped.prepare,
+        streams=shipped.streams if plan is None else None,
     )
 
 
@@ -154,19 +166,29 @@ class _Shipped:
     plan: Callable[[nn.Module], Mapping[str, Any]] | None = None
     masks: tuple[JointMask, ...] = ()
     prepare: Callable[[nn.Module], None] | None = None
+    streams: TokenStreams | None = None
 
 
 _SHIPPED: Mapping[str, _Shipped] = {
-    "SD3Transformer2DModel": _Shipped(_sd3),
-    "ChromaTransformer2DModel": _Shipped(_flux, masks=(JointMask("", text_first=True),)),
-    "LTXVideoTransformer3DModel": _Shipped(_ltx),
-    "QwenImageTransformer2DModel": _Shipped(_qwen_image),
+    "FluxTransformer2DModel": _Shipped(streams=FLUX_STREAMS),
+    "Flux2Transformer2DModel": _Shipped(streams=FLUX_STREAMS),
+    "WanTransformer3DModel": _Shipped(streams=WAN_STREAMS),
+    "ChronoEditTransformer3DModel": _Shipped(streams=WAN_STREAMS),
+    "SD3Transformer2DModel": _Shipped(_sd3, streams=SD3_STREAMS),
+    "ChromaTransformer2DModel": _Shipped(
+        _flux, masks=(JointMask("", text_first=True),), streams=FLUX_STREAMS
+    ),
+    "LTXVideoTransformer3DModel": _Shipped(_ltx, streams=LTX_STREAMS),
+    "QwenImageTransformer2DModel": _Shipped(_qwen_image, streams=QWEN_STREAMS),
     "HunyuanVideoTransformer3DModel": _Shipped(
         _hunyuan_video,
         masks=(
             JointMask("transformer_blocks", text_first=False),
             JointMask("single_transformer_blocks", text_first=False),
         ),
+        streams=HUNYUAN_STREAMS,
     ),
-    "ZImageTransformer2DModel": _Shipped(_z_image, prepare=_fill_z_image_rope),
+    "ZImageTransformer2DModel": _Shipped(
+        _z_image, prepare=_fill_z_image_rope, streams=Z_IMAGE_STREAMS
+    ),
 }

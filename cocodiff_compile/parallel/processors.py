@@ -15,7 +15,7 @@ from diffusers.models.transformers.transformer_qwenimage import (
 )
 from torch import nn
 
-from cocodiff_compile.parallel.mask_order import interleave_ranks
+from cocodiff_compile.parallel.mask_order import extend_mask, interleave_ranks
 
 if TYPE_CHECKING:
     from cocodiff_compile.parallel.plans import ModelPlan
@@ -156,6 +156,7 @@ class UlyssesQwenAttnProcessor(_UlyssesProcessor):
             return None
         degree = self._parallel_config.context_parallel_config.ulysses_degree
         image_mask = text_mask.new_ones((text_mask.shape[0], degree * num_image))
+        text_mask = extend_mask(text_mask, degree * num_text - text_mask.shape[1])
         joint = torch.cat([text_mask, image_mask], dim=1)
         return interleave_ranks(joint, num_text, num_image, degree)[:, None, None]
 

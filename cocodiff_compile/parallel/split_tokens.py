@@ -1,4 +1,4 @@
-"""Split and gather tokens where a plan says so, with an error that names what does not divide.
+"""Split and gather tokens where a plan says so; what does not divide is padded, or named.
 
 diffusers has the same split hook; it reads a forward's signature while running, which Dynamo cannot
 trace in one graph, fails on an argument left at its default, and raises a bare assertion.
@@ -20,6 +20,8 @@ from diffusers.models._modeling_parallel import ContextParallelConfig, ContextPa
 from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments
+from cocodiff_compile.parallel.plans import ModelPlan
+from cocodiff_compile.parallel.token_padding import TokenPadding, missing, pad_end
 
 _GRADIENTS_ARE_ON = (
     "A parallelised model compiles for inference only, and gradients are on: call it under "
@@ -42,13 +44,13 @@ def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
 
 
 def split_tokens(
-    model: nn.Module, shards: Mapping[str, Any], config: ContextParallelConfig
+    model: nn.Module, plan: ModelPlan, config: ContextParallelConfig, padding: TokenPadding
 ) -> None:
-    """Hook every module that `shards`, a diffusers context-parallel plan, names."""
-    for pattern, entry in shards.items():
+    """Hook every module that the plan names."""
+    for pattern, entry in plan.shards.items():
         for module in _modules(model, pattern):
             registry = HookRegistry.check_if_exists_or_initialize(module)
-            registry.register_hook(*_hook_for(pattern, entry, config))
+            registry.register_hook(*_hook_for(pattern, entry, plan, config, padding))
 
 
 def _modules(model: nn.Module, pattern: str) -> list[nn.Module]:
@@ -56,28 +58,78 @@ def _modules(model: nn.Module, pattern: str) -> list[nn.Module]:
     return found if isinstance(found, list) else [found]
 
 
-def _hook_for(pattern: str, entry: Any, config: ContextParallelConfig) -> tuple[ModelHook, str]:
+def _hook_for(
+    pattern: str,
+    entry: Any,
+    plan: ModelPlan,
+    config: ContextParallelConfig,
+    padding: TokenPadding,
+) -> tuple[ModelHook, str]:
+    known = plan.streams
     if isinstance(entry, Mapping):
-        return SplitTokensHook(pattern, entry, config), f"cocodiff-split---{pattern}"
+        streams = None if known is None else {key: known.split_at(pattern, key) for key in entry}
+        hook = SplitTokensHook(pattern, entry, config, padding, streams)
+        return hook, f"cocodiff-split---{pattern}"
     outputs = [entry] if isinstance(entry, ContextParallelOutput) else list(entry)
-    return ContextParallelGatherHook(outputs, config), f"cocodiff-gather---{pattern}"
+    stream = None if known is None else known.gathered_at(pattern)
+    return GatherTokensHook(outputs, config, padding, stream), f"cocodiff-gather---{pattern}"
+
+
+class GatherTokensHook(ContextParallelGatherHook):  # type: ignore[misc]
+    """Join the ranks' shares of a module's outputs, and cut off what padded the `stream`."""
+
+    def __init__(
+        self,
+        outputs: Sequence[ContextParallelOutput | None],
+        config: ContextParallelConfig,
+        padding: TokenPadding,
+        stream: str | None,
+    ) -> None:
+        super().__init__(outputs, config)
+        self.padding = padding
+        self.stream = stream
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        gathered = super().post_forward(module, output)
+        pad = 0 if self.stream is None else self.padding.pad_of(self.stream)
+        if pad == 0:
+            return gathered
+        if isinstance(gathered, torch.Tensor):
+            return _cut_end(gathered, self.metadata[0].gather_dim, pad)
+        return tuple(
+            item if entry is None else _cut_end(item, entry.gather_dim, pad)
+            for item, entry in zip(gathered, self.metadata, strict=True)
+        )
+
+
+def _cut_end(tensor: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
+    return tensor.narrow(dim, 0, tensor.shape[dim] - pad)
 
 
 class SplitTokensHook(ModelHook):  # type: ignore[misc]
     """Keep this rank's share of the inputs (named) and outputs (numbered) that `splits` lists.
 
     A tensor whose number of dims is not the expected one is passed on whole, as in diffusers: a
-    timestep may be one number per sample or one per token.
+    timestep may be one number per sample or one per token. Tokens that do not divide are padded
+    with zeros; `streams` says which of `splits` are the tokens themselves, and not something per
+    token. Without it no attention could tell padding from tokens, and they are refused.
     """
 
     def __init__(
-        self, module_name: str, splits: Mapping[Any, Any], config: ContextParallelConfig
+        self,
+        module_name: str,
+        splits: Mapping[Any, Any],
+        config: ContextParallelConfig,
+        padding: TokenPadding,
+        streams: Mapping[Any, str | None] | None,
     ) -> None:
         super().__init__()
         self.module_name = module_name or "the model"
         self.inputs = {k: s for k, s in splits.items() if not getattr(s, "split_output", False)}
         self.outputs = {k: s for k, s in splits.items() if getattr(s, "split_output", False)}
         self.config = config
+        self.padding = padding
+        self.streams = streams
 
     def initialize_hook(self, module: nn.Module) -> nn.Module:
         self.arguments = ForwardArguments.of(module)
@@ -88,6 +140,7 @@ class SplitTokensHook(ModelHook):  # type: ignore[misc]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for name, split in self.inputs.items():
             value = self.arguments.get(name, args, kwargs)
+            self._note(name, value, split)
             if value is not None:
                 share = self._share(name, value, split)
                 args, kwargs = self.arguments.replace(name, share, args, kwargs)
@@ -97,11 +150,20 @@ class SplitTokensHook(ModelHook):  # type: ignore[misc]
         if not self.outputs:
             return output
         if isinstance(output, torch.Tensor):
+            self._note(0, output, self.outputs[0])
             return self._share("output 0", output, self.outputs[0])
         shares = list(output)
         for index, split in self.outputs.items():
+            self._note(index, shares[index], split)
             shares[index] = self._share(f"output {index}", shares[index], split)
         return tuple(shares)
+
+    def _note(self, key: Any, value: Any, split: Any) -> None:
+        """Tell the attentions and the gathering hook how many tokens a stream has in this call."""
+        stream = None if self.streams is None else self.streams[key]
+        if stream is not None:
+            num_tokens = value.shape[split.split_dim] if _is_split(value, split) else None
+            self.padding.set(stream, num_tokens)
 
     def _share(self, name: str, value: Any, split: Any) -> Any:
         if isinstance(split, Sequence):
@@ -109,15 +171,22 @@ class SplitTokensHook(ModelHook):  # type: ignore[misc]
                 self._share(f"{name}[{i}]", *pair)
                 for i, pair in enumerate(zip(value, split, strict=True))
             ]
-        if not isinstance(value, torch.Tensor) or split.expected_dims not in (None, value.dim()):
+        if not _is_split(value, split):
             return value
         if torch.compiler.is_compiling() and torch.is_grad_enabled():
             raise ValueError(_GRADIENTS_ARE_ON)
         num_tokens, degree = value.shape[split.split_dim], self.config.ulysses_degree
-        if num_tokens % degree:
+        pad = missing(num_tokens, degree)
+        if pad and self.streams is None:
             raise ValueError(
                 f"{name!r} of {self.module_name!r} has {num_tokens} tokens, which do not divide by "
-                f"the Ulysses degree {degree}: pad it to a multiple of {degree}, choose another "
-                "resolution, or a degree that divides it."
+                f"the Ulysses degree {degree}, and where a plan of your own, or one of diffusers' "
+                "that is not known here, would put their padding cannot be told: pad it to a "
+                f"multiple of {degree}, choose another resolution, or a degree that divides it."
             )
-        return EquipartitionSharder.shard(value, split.split_dim, self.config._flattened_mesh)
+        padded = pad_end(value, split.split_dim, pad)
+        return EquipartitionSharder.shard(padded, split.split_dim, self.config._flattened_mesh)
+
+
+def _is_split(value: Any, split: Any) -> bool:
+    return isinstance(value, torch.Tensor) and split.expected_dims in (None, value.dim())

@@ -1,0 +1,87 @@
+"""Which sequences of tokens a model has, where they are split and gathered, what keys are made of.
+
+Needed where tokens do not divide by the degree only: padding is then a part of every key and value,
+and an attention sees rows without names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cocodiff_compile.parallel.token_padding import IMAGE, TEXT
+
+_UNIFIED = "unified"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TokenStreams:
+    """`splits`: (module, input or output) to the stream that is split there. What a plan splits
+    beside these has one entry per token of a stream. `gathers`: modules, as a regular expression of
+    names, and the stream gathered there. `keys`: attentions, likewise, and the streams that a rank
+    joins to its keys, in order.
+    """
+
+    splits: Mapping[tuple[str, str | int], str]
+    gathers: Mapping[str, str]
+    keys: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.splits.values()))
+
+    def split_at(self, module: str, key: str | int) -> str | None:
+        return self.splits.get((module, key))
+
+    def gathered_at(self, module: str) -> str | None:
+        return _first_match(self.gathers, module)
+
+    def keys_of(self, attention: str, processor: Any) -> tuple[str, ...] | None:
+        """None if it is not known, as for adapters that attend to more than the model's tokens."""
+        if "IPAdapter" in type(processor).__name__:
+            return None
+        return _first_match(self.keys, attention)
+
+
+def _first_match(by_pattern: Mapping[str, T], name: str) -> T | None:
+    return next((v for pattern, v in by_pattern.items() if re.fullmatch(pattern, name)), None)
+
+
+def _joint(module: str, keys: Mapping[str, tuple[str, ...]]) -> TokenStreams:
+    return TokenStreams(
+        splits={(module, "hidden_states"): IMAGE, (module, "encoder_hidden_states"): TEXT},
+        gathers={"proj_out": IMAGE},
+        keys=keys,
+    )
+
+
+FLUX_STREAMS = _joint("", {".*": (TEXT, IMAGE)})
+QWEN_STREAMS = _joint("transformer_blocks.0", {".*": (TEXT, IMAGE)})
+HUNYUAN_STREAMS = _joint("transformer_blocks.0", {".*": (IMAGE, TEXT)})
+LTX_STREAMS = _joint("", {r".*\.attn1": (IMAGE,), r".*\.attn2": (TEXT,)})
+SD3_STREAMS = TokenStreams(
+    splits={("pos_embed", 0): IMAGE, ("context_embedder", 0): TEXT},
+    gathers={"proj_out": IMAGE},
+    keys={r".*\.attn": (IMAGE, TEXT), r".*\.attn2": (IMAGE,)},
+)
+# The cross-attention of these exchanges nothing.
+WAN_STREAMS = TokenStreams(
+    splits={("blocks.0", "hidden_states"): IMAGE},
+    gathers={"proj_out": IMAGE},
+    keys={r".*\.attn1": (IMAGE,)},
+)
+# Text and image are one sequence before the layers split it; the plan names one of the two splits
+# of the refiner.
+Z_IMAGE_STREAMS = TokenStreams(
+    splits={
+        ("noise_refiner.0", "x"): IMAGE,
+        ("noise_refiner.*", "x"): IMAGE,
+        ("layers.0", "x"): _UNIFIED,
+    },
+    gathers={r"noise_refiner\..*": IMAGE, r"all_final_layer\..*": _UNIFIED},
+    keys={r"noise_refiner\..*": (IMAGE,), r"layers\..*": (_UNIFIED,)},
+)
