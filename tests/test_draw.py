@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +22,7 @@ from cocodiff_compile.topology.draw import (
     _nics_per_part,
     draw_topology,
 )
+from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.presets import PRESETS
 
 
@@ -82,6 +84,15 @@ def test_the_command_draws_an_svg_with_every_rank_and_link(tmp_path: Path) -> No
     assert "aurora: 96 ranks = 2 tile x 6 gpu x 8 node" in words
     for link in ("tile: 185 GB/s", "xe-link: 15 GB/s", "slingshot-11: 20 GB/s"):
         assert any(word.startswith(link) for word in words)
+
+
+def test_what_was_measured_is_written_below(tmp_path: Path) -> None:
+    aurora = PRESETS["aurora"](12)
+    points = ((1e4, 0.001), (2e6, 0.0025))
+    measured = tuple(MeasuredPhase(axes, points) for axes in ((), ("tile",), ("tile", "gpu")))
+    draw_topology(replace(aurora, measured=measured), tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "measured at 2 MB per rank: tile 2.5 ms, flat 2.5 ms<" in text
 
 
 def test_a_png_is_a_png_and_the_same_svg_is_drawn_twice(tmp_path: Path) -> None:

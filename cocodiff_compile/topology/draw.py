@@ -31,6 +31,7 @@ COLOURS = ("#1b8a7a", "#d98e04", "#c8404f", "#5b5fc7", "#6b7280")
 INK, RANK_FILL = "#1f2937", "#ffffff"
 LANDSCAPE = 1.7
 """Width to height that the arrangement of boxes aims at."""
+MIN_WIDTH = 20.0
 GAP, HEADER, BAR = 0.45, 0.75, 0.8
 """In widths of a rank's square: around boxes, for their names, for the bar below a row."""
 
@@ -67,7 +68,7 @@ def draw_topology(topology: Topology, path: Path) -> None:
     machine = _lay_out(topology)
     links = list(dict.fromkeys(axis.link for axis in topology.axes))
     legend_height = 1.2 + 1.1 * (len(links) + bool(topology.measured))
-    width, height = max(machine.width, 20.0) + 1, machine.height + legend_height + 2.2
+    width, height = max(machine.width, MIN_WIDTH) + 1, machine.height + legend_height + 2.2
     inch = min(0.42, 16 / width)
     figure = Figure(figsize=(width * inch, height * inch))
     axes: Any = figure.add_axes((0, 0, 1, 1))
@@ -129,7 +130,7 @@ def _columns(size: int, part: Placed, level: int) -> int:
     def off(columns: int) -> tuple[float, int]:
         rows = math.ceil(size / columns)
         shape = columns * (part.width + GAP) / (rows * (part.height + BAR + GAP) + HEADER)
-        return abs(math.log(shape / LANDSCAPE)) + 0.2 * (rows * columns - size), columns
+        return abs(math.log(shape / LANDSCAPE)) + 0.5 * (rows * columns - size), columns
 
     return min(range(1, size + 1), key=off)
 
@@ -151,7 +152,8 @@ def _draw_machine(axes: Axes, topology: Topology, machine: Placed, point: float)
             continue
         shade = "#f7f8fa" if depth == 0 else "#ffffff"
         _draw_box(axes, box, "#9aa3b2", shade, 0.05 * point)
-        _write(axes, box.x + GAP, box.y + box.height - 0.45, box.label, 0.46 * point, weight="bold")
+        size = _fitting(box.label, 0.46, box.width - 2 * GAP) * point
+        _write(axes, box.x + GAP, box.y + box.height - 0.45, box.label, size, weight="bold")
         _draw_links(axes, box, colour[box.axis.link], nics[box.axis.name], point)
 
 
@@ -196,23 +198,31 @@ def _draw_words(
     colour = _colours(topology)
     sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
     title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
-    _write(axes, 0, machine.height + 1.1, title, 0.75 * point, weight="bold")
+    room = max(machine.width, MIN_WIDTH)
+    size = _fitting(title, 0.75, room) * point
+    _write(axes, 0, machine.height + 1.1, title, size, weight="bold")
     for row, link in enumerate(links):
         y = -1.2 - 1.1 * row
         axes.plot([0.1, 1.7], [y, y], color=colour[link], linewidth=_thickness(link) * point / 30)
-        _write(axes, 2.2, y, f"{link.name}: {_figures(link)}", 0.5 * point)
+        words = f"{link.name}: {_figures(link)}"
+        _write(axes, 2.2, y, words, _fitting(words, 0.5, room - 2.2) * point)
     if topology.measured:
-        _write(axes, 0.1, -1.2 - 1.1 * len(links), _measured(topology), 0.5 * point)
+        words = _measured(topology)
+        size = _fitting(words, 0.5, room) * point
+        _write(axes, 0.1, -1.2 - 1.1 * len(links), words, size)
 
 
 def _measured(topology: Topology) -> str:
-    """The largest size that was measured, in one line."""
+    """The largest size that was measured: along each axis, and flat."""
     size = topology.measured[0].points[-1][0]
+    shown = {(axis.name,): axis.name for axis in topology.axes}
+    shown[tuple(axis.name for axis in topology.axes)] = "flat"
     times = ", ".join(
-        f"{'+'.join(phase.axes) or 'copies'} {phase.seconds(size) * 1e3:.3g} ms"
+        f"{shown[phase.axes]} {phase.seconds(size) * 1e3:.3g} ms"
         for phase in topology.measured
+        if phase.axes in shown
     )
-    return f"measured, {size / 1e6:g} MB per rank: {times}"
+    return f"measured at {size / 1e6:g} MB per rank: {times}"
 
 
 def _figures(link: Link) -> str:
@@ -255,6 +265,12 @@ def _draw_box(axes: Axes, box: Placed, edge: str, fill: str, linewidth: float) -
             linewidth=linewidth,
         )
     )
+
+
+def _fitting(text: str, size: float, room: float) -> float:
+    """A height of letters, `size` at most, at which `text` is no wider than `room`."""
+    letter = 0.68  # width to height of a bold one, on average
+    return min(size, room / (letter * max(1, len(text))))
 
 
 def _write(axes: Axes, x: float, y: float, text: str, size: float, **more: Any) -> None:
