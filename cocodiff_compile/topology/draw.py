@@ -215,7 +215,7 @@ def _draw_words(
 def _measured(topology: Topology) -> str:
     """The largest size that was measured: along each axis, and flat."""
     size = topology.measured[0].points[-1][0]
-    shown = {(axis.name,): axis.name for axis in topology.axes}
+    shown: dict[tuple[str, ...], str] = {(axis.name,): axis.name for axis in topology.axes}
     shown[tuple(axis.name for axis in topology.axes)] = "flat"
     times = ", ".join(
         f"{shown[phase.axes]} {phase.seconds(size) * 1e3:.3g} ms"

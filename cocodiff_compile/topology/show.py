@@ -37,7 +37,7 @@ def format_topology(topology: Topology) -> str:
         source = "estimated by the cost model, not measured:"
         return "\n\n".join((title, _axes_table(topology), source, _plans_table(topology)))
     largest_mb = REACH * topology.measured[0].points[-1][0] / 1e6
-    source = f"by what was measured, up to {largest_mb:g} MB; by the links above:"
+    source = f"estimated from that up to {largest_mb:g} MB, from the links beyond:"
     tables = (_axes_table(topology), "measured:", _measured_table(topology), source)
     return "\n\n".join((title, *tables, _plans_table(topology)))
 
