@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
@@ -38,10 +40,10 @@ __all__ = [
     "list_mode_options",
     "make_boxed_func",
     "optimization_hint",
+    "outside_the_compiler",
     "statically_known_true",
     "trace_artifact",
     "without_autograd_cache",
-    "without_modes",
 ]
 
 
@@ -80,9 +82,17 @@ def find_group(group_name: str) -> Any:
     return cast(Callable[[str], Any], _resolve_process_group)(group_name)
 
 
-def without_modes() -> Any:
-    """Context in which tensors are real, also inside a compile, which runs under fake ones."""
-    return _disable_current_modes()
+@contextmanager
+def outside_the_compiler() -> Iterator[None]:
+    """Real tensors and plain dispatch inside a compile, which runs under fake tensors and Python's
+    dispatcher.
+
+    Under that dispatcher a collective is called with the interpreter locked. gloo then waits for a
+    lock that its own thread holds while it waits for the interpreter, to free a tensor: a deadlock
+    that was seen.
+    """
+    with _disable_current_modes(), no_python_dispatcher():
+        yield
 
 
 def default_store() -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed as dist
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config
 
 from cocodiff_compile import compat
@@ -86,6 +87,16 @@ def test_a_fake_group_has_any_size() -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (5, 96)
     finally:
         dist.destroy_process_group()
+
+
+def test_the_compiler_can_be_left_and_entered_again() -> None:
+    with compat.FakeTensorMode() as mode, enable_python_dispatcher():
+        with compat.outside_the_compiler():
+            real = torch.ones(2) + 1
+            assert not torch._C._dispatch_tls_is_dispatch_key_included("PythonDispatcher")
+        fake = torch.ones(2)
+    assert real.tolist() == [2.0, 2.0]
+    assert fake.fake_mode is mode  # type: ignore[attr-defined]
 
 
 def test_contiguity_is_known_or_false() -> None:

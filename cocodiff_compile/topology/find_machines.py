@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from cocodiff_compile.agreement.failures import ranks_are_real
-from cocodiff_compile.compat import find_group, without_modes
+from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
 from cocodiff_compile.graph.records import Exchange, Recognition
 from cocodiff_compile.say_once import say_once
@@ -40,7 +40,7 @@ def _machine(exchange: Exchange, source: str, live: bool) -> Machine:
     else:
         topology = find_topology(source, exchange.num_ranks)
     if live or not ranks_are_real():
-        with without_modes():
+        with outside_the_compiler():
             return make_machine(exchange.ranks, topology)
     return sketch_machine(topology)
 
@@ -50,7 +50,7 @@ def _auto(exchange: Exchange, live: bool) -> Topology:
     if exchange.ranks not in known:
         if not (live and ranks_are_real()):
             return detect([RankPlace("")] * exchange.num_ranks).topology
-        with without_modes():
+        with outside_the_compiler():
             device = value_of(exchange.start).device
             found = live_topology(device, find_group(exchange.group))
         expected = found.topology.measured or not probe_wanted()
