@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests import hand_written as hw
 from tests import hand_written_uneven as uneven
 from tests.hand_written import QKV, Block, Layout, all_to_all, num_ranks
-from tests.hand_written_declined import NearMiss
+from tests.hand_written_declined import NearMiss, samples_in, samples_out
 
 # Attentions
 
@@ -134,6 +134,16 @@ MORE_NEAR_MISSES = [
         "heads padded as first dim, decomposed",
         partial(Block, uneven.HEADS_FIRST_BY_PAD, hw.einsums, heads=uneven.UNEVEN_HEADS),
         ("whether dims {1} hold samples or heads is unclear",),
+    ),
+    NearMiss(
+        "way in scatters samples, rows dropped",
+        partial(
+            Block,
+            Layout(hw.each(samples_in), samples_out),
+            uneven.PaddedTokens(hw.fused, uneven.rows_by_slices, uneven.filled_by_pad, tokens=4),
+        ),
+        ("the exchange scatters dim 0", "samples"),
+        batch=4,
     ),
     NearMiss("linear attention", partial(Block, attend=linear_attention), _not_known, count=3),
     NearMiss("sigmoid attention", partial(Block, attend=sigmoid_attention), _not_known, count=3),

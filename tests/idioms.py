@@ -417,8 +417,14 @@ _UNEVEN = [
         **_ROWS,
     ),
     Idiom(
-        "rows dropped, packed by stack",
+        "rows dropped by slices, packed by stack",
         _padding_tokens(hw.STACKED, uneven.rows_by_slices),
+        carries=_packed("qkv"),
+        **_ROWS,
+    ),
+    Idiom(
+        "rows dropped by block, packed by stack",
+        _padding_tokens(hw.STACKED, uneven.rows_by_block),
         carries=_packed("qkv"),
         **_ROWS,
     ),
