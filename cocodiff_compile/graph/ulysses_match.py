@@ -135,7 +135,7 @@ def _leg_out(
         )
     _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
-    source, scatter_dim = _after_padding(all_to_all, way.path[:-1], len(ranks))
+    source, scatter_dim = _after_padding(all_to_all, way.path[:-1], scattered)
     return Leg(
         role="o",
         exchange=_record(
@@ -151,13 +151,14 @@ def _leg_out(
 
 
 def _after_padding(
-    all_to_all: AllToAll, path: tuple[Node, ...], num_ranks: int
+    all_to_all: AllToAll, path: tuple[Node, ...], scattered: Factor
 ) -> tuple[Node, int]:
     """The first tensor on the way out with all that is sent, and the dim of it that is scattered:
     the attention's result, unless rows are put back into it that were dropped before.
     """
     last = max((place for place, node in enumerate(path) if is_padding(node)), default=0)
-    scattered, _ = _exchange(all_to_all, trace_root(path[last:]), num_ranks)
+    if last > 0:
+        scattered, _ = _exchange(all_to_all, trace_root(path[last:]), all_to_all.num_ranks)
     return path[last], scattered.source
 
 

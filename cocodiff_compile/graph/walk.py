@@ -16,6 +16,7 @@ from cocodiff_compile.graph.aten import (
     MATMUL,
     WAIT,
     is_collective,
+    is_concatenation,
     is_number,
     shape_of,
     step_layout,
@@ -174,6 +175,8 @@ def _step(dims: Dims, before: Node, node: Node, length: int) -> Dims:
 def _length_of_step(ahead: tuple[Node, ...]) -> int:
     """Over how many nodes the next step goes: more than one where parts are joined again."""
     for place, node in enumerate(ahead[2:], start=2):
+        if not is_concatenation(node):
+            continue
         found = rejoined(node)
         if (found is not None and found[0] is ahead[0]) or _keeps_part_of(node, ahead[0]):
             return place
