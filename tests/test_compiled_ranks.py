@@ -31,7 +31,11 @@ from tests.test_split_tapa_phases import exchange_graph, origins, split
 pytestmark = pytest.mark.gloo
 
 MODELS = {4: ("flux", "sd3", "qwen-image", "wan"), 8: ("flux", "sd3")}
-CASES = [(num_ranks, name) for num_ranks, names in MODELS.items() for name in names]
+CASES = [
+    pytest.param(num_ranks, name, marks=[pytest.mark.slow] if num_ranks == 8 else [])
+    for num_ranks, names in MODELS.items()
+    for name in names
+]
 AXES = {4: (2, 2), 8: (2, 2, 2)}
 MASKED = ("qwen-image",)
 INDUCTOR_ERROR = 1e-3
