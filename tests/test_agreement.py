@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -135,17 +137,41 @@ def test_the_others_raise_with_the_message_of_the_rank_that_failed(
         assert said[fault].startswith(f"rank {culprit} failed to compile") is expected
 
 
-def _rank_of_a_doomed_world(rank: int, victim: int, port: int, folder: Path) -> None:
-    """One rank of a world whose `victim` is killed while it generates code."""
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=3)
-    code = _is_killed if rank == victim else backend.compile_fx_inner
+def _killed_compiling(is_victim: bool) -> str:
+    code = _is_killed if is_victim else backend.compile_fx_inner
     with (
         mock.patch.object(backend, "compile_fx_inner", code),
-        mock.patch.object(heartbeat, "SILENCE_S", 5.0),
+        mock.patch.object(heartbeat, "SILENCE_S", 12.0),
     ):
-        said = _error_of({"topology": "flat"})
-    folder.joinpath(str(rank)).write_text(said)
+        return _error_of({"topology": "flat"})
+
+
+def _killed_running(is_victim: bool) -> str:
+    model = torch.compile(Block().eval(), backend="cocodiff", options={"topology": "flat"})
+    x = torch.zeros(1, 2, WIDTH)
+    with torch.no_grad():
+        model(x)
+        dist.barrier()
+        if is_victim:
+            _is_killed()
+        try:
+            model(x)
+        except RuntimeError as error:
+            return f"RuntimeError: {error}"
+    return ""
+
+
+def _rank_of_a_doomed_world(
+    rank: int, victim: int, killed: Callable[[bool], str], port: int, folder: Path
+) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=3,
+        timeout=timedelta(seconds=60),
+    )
+    folder.joinpath(str(rank)).write_text(killed(rank == victim))
     os._exit(0)  # a world with a dead rank cannot be taken down
 
 
@@ -158,13 +184,19 @@ def _free_port() -> int:
 
 @pytest.mark.gloo
 @pytest.mark.parametrize(
-    ("victim", "words"),
-    [(1, "ranks [1] died while compiling"), (0, "the process that holds it, rank 0")],
+    ("killed", "victim", "words"),
+    [
+        (_killed_compiling, 1, "ranks [1] died while compiling"),
+        (_killed_compiling, 0, "the process that holds it, rank 0"),
+        (_killed_running, 1, "RuntimeError"),
+    ],
 )
-def test_a_rank_killed_while_others_compile(tmp_path: Path, victim: int, words: str) -> None:
+def test_a_killed_rank_is_an_error_on_the_others(
+    tmp_path: Path, killed: Callable[[bool], str], victim: int, words: str
+) -> None:
     port, context = _free_port(), multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=_rank_of_a_doomed_world, args=(rank, victim, port, tmp_path))
+        context.Process(target=_rank_of_a_doomed_world, args=(rank, victim, killed, port, tmp_path))
         for rank in range(3)
     ]
     for process in ranks:

@@ -15,7 +15,7 @@ from cocodiff_compile.topology.axes import Axis, Topology
 from cocodiff_compile.topology.detect import LOOPBACK
 from cocodiff_compile.topology.groups import axis_sets, make_groups
 from cocodiff_compile.topology.live import live_topology
-from cocodiff_compile.topology.probe import _curves, _turns, probe
+from cocodiff_compile.topology.probe import _curves, _is_lost, _turns, probe
 
 CPU = torch.device("cpu")
 SHORT, ENOUGH_S = 1e-6, 10.0
@@ -34,15 +34,23 @@ def test_axes_take_turns_with_the_other_axes_and_the_whole_is_alone() -> None:
     assert _turns([(), ("a",), ("a", "b")], ["a", "b"]) == [[0, 1], [2]]
 
 
-def test_phases_are_compared_within_a_reading_and_in_doubt_cost_more() -> None:
+def test_phases_are_compared_within_a_reading() -> None:
     axes = [(), ("a",), ("a", "b")]
     calm = [[1.0, 2.0, 4.0], [1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]
     loaded = [calm[0], [10.0, 20.0, 40.0], calm[2]]
     for readings in (calm, loaded):
         curves = _curves(axes, {1e4: readings, 1e5: readings})
         assert [curve.points[0][1] for curve in curves] == [1.0, 2.0, 4.0]
-    doubtful = [[1.0, 1.0, 4.0], [1.0, 2.0, 4.0], [1.0, 4.0, 4.0]]
-    assert _curves(axes, {1e4: doubtful, 1e5: doubtful})[1].seconds(1) == 3.0
+    odd = [[1.0, 1.0, 4.0], [1.0, 2.0, 4.0], [1.0, 9.0, 4.0]]
+    assert _curves(axes, {1e4: odd, 1e5: odd})[1].seconds(1) == 2.0
+
+
+def test_a_size_is_lost_if_no_phases_come_near() -> None:
+    axes = [(), ("a0",), ("a1",), ("a0", "a1")]
+    assert not _is_lost(_grid(2, 2), axes, [0.1, 0.5, 0.5, 1.0])
+    assert not _is_lost(_grid(2, 2), axes, [0.1, 0.6, 0.6, 1.0])
+    assert _is_lost(_grid(2, 2), axes, [0.2, 0.6, 0.6, 1.0])
+    assert _is_lost(_grid(2, 2), axes, [0.0, 0.8, 0.6, 1.0])
 
 
 def test_a_larger_size_is_never_faster() -> None:

@@ -53,7 +53,7 @@ def _auto(exchange: Exchange, live: bool) -> Topology:
         with outside_the_compiler():
             device = value_of(exchange.start).device
             found = live_topology(device, find_group(exchange.group))
-        expected = found.topology.measured or not probe_wanted()
+        expected = found.topology.measured or len(found.topology.axes) == 1 or not probe_wanted()
         for note in found.notes:
             level = logging.INFO if expected else logging.WARNING
             say_once(log, level, f"topology of ranks {list(exchange.ranks)}: {note}")

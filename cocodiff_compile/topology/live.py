@@ -65,6 +65,8 @@ class _Live:
 
     def measured(self, topology: Topology, places: Sequence[RankPlace]) -> tuple[Topology, str]:
         """The topology with measurements, from the cache or new, and where they come from."""
+        if len(topology.axes) == 1:
+            return topology, "not measured: one axis, nothing to choose between"
         if not probe_cache.probe_wanted():
             return topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0"
         key = probe_cache.cache_key(topology, places, dist.get_backend(self.group))

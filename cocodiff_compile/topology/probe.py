@@ -2,11 +2,12 @@
 
 All sub-groups of a set of axes exchange at once, as they do in a real phase, and take turns with
 those of the other axes, as in an exchange of two phases; the flat exchange is measured by itself.
-Sizes are tried from small to large as long as the budget allows, then measured again in turns; each
-gets about the same time. A reading is the mean over all ranks: a rank that comes late into an
-exchange, because it was held up in the one before, is short in it, and the mean over both is what
-they took together; a maximum would count the wait twice. The time used so far is agreed on like the
-readings: every rank decides from the same numbers when to stop, and has the same result.
+Sizes are tried from small to large as long as the budget allows; those at which phases come near
+the flat exchange are measured again in turns, and each gets about the same time. A reading is the
+mean over all ranks: a rank that comes late into an exchange, because it was held up in the one
+before, is short in it, and the mean over both is what they took together; a maximum would count the
+wait twice. The time used so far is agreed on like the readings: every rank decides from the same
+numbers when to stop, and has the same result.
 
 What can fail on one rank alone (memory) is agreed on before anyone exchanges. A rank that drops out
 later leaves the others waiting; they give up after `PATIENCE_S` and go without a measurement. gloo
@@ -19,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 from typing import TypeAlias
 
 import torch
@@ -29,6 +30,7 @@ from torch import distributed as dist
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import near_square_factor
 from cocodiff_compile.topology.measured_phase import MeasuredPhase, not_falling
+from cocodiff_compile.topology.phase_plan import all_phases
 
 STEP = 5
 SIZES_BYTES = tuple(20e3 * STEP**number for number in range(6))
@@ -39,6 +41,8 @@ FIRST_READINGS = 0.4
 """Share of the budget for the first reading of each size; the rest goes into more readings."""
 MIN_READINGS, MAX_READINGS = 3, 20
 """A size that was read less often is left out: one reading on a busy machine says little."""
+LOST = 1.35
+"""Phases that took so many times the flat exchange need no second reading."""
 MIN_REPEATS = 3
 BURST_S = 0.02
 """A reading repeats each exchange as often as this allows: what went before has less weight."""
@@ -68,10 +72,17 @@ def probe(
     try:
         bench = _Bench(group_for_axes, topology, device, timedelta(seconds=patience_s))
         readings = _first_readings(bench, FIRST_READINGS * budget_s)
-        _more_readings(bench, readings, budget_s)
+        open_sizes = [
+            size for size in readings if not _is_lost(topology, bench.axes, readings[size][0])
+        ]
+        _more_readings(bench, {size: readings[size] for size in open_sizes}, budget_s)
     except (RuntimeError, ValueError) as error:
         return Probed(topology, f"the probe failed, nothing was measured: {error}")
-    readings = {size: all_ for size, all_ in readings.items() if len(all_) >= MIN_READINGS}
+    readings = {
+        size: all_
+        for size, all_ in readings.items()
+        if len(all_) >= MIN_READINGS or size not in open_sizes
+    }
     if len(readings) < 2:
         reason = f"the probe's {budget_s:g} s were used up before two sizes were measured"
         return Probed(topology, reason)
@@ -97,7 +108,10 @@ def _first_readings(bench: _Bench, budget_s: float) -> _Readings:
 
 
 def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
-    """Until the budget is used up, always of the size that had the least time so far."""
+    """Until the budget is used up, always of the size that had the least time so far.
+
+    Adds to the readings that are given.
+    """
     repeats = {
         size: max(MIN_REPEATS, round(BURST_S / max(first))) for size, (first,) in readings.items()
     }
@@ -113,11 +127,22 @@ def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
         spent[size] += cost[size]
 
 
+def _is_lost(topology: Topology, axes: Sequence[tuple[str, ...]], reading: Sequence[float]) -> bool:
+    """Whether no phases come near the flat exchange: one reading is enough to say so."""
+    times = dict(zip(axes, reading, strict=True))
+    phased = (
+        (len(phases) - 1) * times[()] + sum(times[phase] for phase in phases)
+        for phases in all_phases(topology)[1:]
+        if all(phase in times for phase in phases)
+    )
+    return min(phased, default=0.0) > LOST * reading[-1]
+
+
 def _curves(axes: Sequence[tuple[str, ...]], readings: _Readings) -> tuple[MeasuredPhase, ...]:
-    """Of the flat exchange, the last in `axes`, the median; of a phase, its part of the flat one.
+    """Medians: of the flat exchange, the last in `axes`, and of each phase's part of the flat one.
 
     Load of others slows down a whole reading, so that phases are compared with the flat exchange of
-    the same reading; of these parts the upper quartile counts: in doubt, flat stays the cheaper.
+    the same reading.
     """
     typical = []
     for all_ in readings.values():
@@ -125,15 +150,11 @@ def _curves(axes: Sequence[tuple[str, ...]], readings: _Readings) -> tuple[Measu
         parts = zip(
             *([time / reading[-1] for time in reading[:-1]] for reading in all_), strict=True
         )
-        typical.append([*(flat * _upper_quartile(part) for part in parts), flat])
+        typical.append([*(flat * median(part) for part in parts), flat])
     return tuple(
         MeasuredPhase(names, tuple(zip(readings, not_falling(seconds), strict=True)))
         for names, *seconds in zip(axes, *typical, strict=True)
     )
-
-
-def _upper_quartile(values: Sequence[float]) -> float:
-    return quantiles(values, n=4, method="inclusive")[2]
 
 
 class _Bench:
