@@ -26,7 +26,7 @@ from cocodiff_compile.agreement.failures import ranks_are_real
 from cocodiff_compile.agreement.heartbeat import beating
 from cocodiff_compile.agreement.waiting import stay_until_read, store_reached, wait_for
 from cocodiff_compile.compat import default_store
-from cocodiff_compile.errors import PeerError
+from cocodiff_compile.errors import PeerError, UserError
 
 Groups = Mapping[str, tuple[int, ...]]
 """Name -> global ranks."""
@@ -97,7 +97,7 @@ class CompileRounds:
     def _wait(self, name: str, stage: str, keys: Mapping[int, str]) -> None:
         try:
             wait_for(keys, stage)
-        except PeerError:
+        except UserError:
             # The round did not take place: the next attempt must not read this one's words.
             with suppress(dist.DistError):
                 default_store().delete_key(self._key(name, stage, dist.get_rank()))

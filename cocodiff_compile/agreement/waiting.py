@@ -52,8 +52,9 @@ def wait_for(keys: Mapping[int, str], stage: str) -> None:
 
 
 def _raise_lost(missing: Sequence[int], listener: Listener, waited_s: float, stage: str) -> None:
+    # Both are told to the others, who may not have noticed, as a failure of this rank.
     if silent := listener.silent(missing):
-        raise PeerError(
+        raise UserError(
             f"ranks {silent} died while compiling, before the stage {stage!r}: look at their output"
         )
     timeout_s = default_store().timeout.total_seconds()
