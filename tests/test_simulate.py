@@ -15,7 +15,7 @@ from cocodiff_compile.cli import main
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.simulate.command import parse_nodes
 from cocodiff_compile.simulate.microbenchmark import reproduce
-from cocodiff_compile.simulate.pad_heads import padded_heads, padded_to
+from cocodiff_compile.simulate.pad_heads import padded_to
 from cocodiff_compile.simulate.plot import check_plot, plot_simulation
 from cocodiff_compile.simulate.public_shapes import PUBLIC_SHAPES, check_resolution, find_shape
 from cocodiff_compile.simulate.published import published_figure
@@ -220,28 +220,6 @@ def test_shapes_fit_the_degrees_of_the_paper(name: str) -> None:
             check_resolution(shape, resolution, degree)
         assert padded_to(shape.heads, degree) % degree == 0
         assert 0 <= padded_to(shape.heads, degree) - shape.heads < degree
-
-
-def test_padding_heads_leaves_values_alone() -> None:
-    """Zero heads attend to nothing and are cut off; the others do not see them."""
-    from diffusers.models import attention_dispatch  # noqa: PLC0415
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        assert q.shape[2] == 12
-        heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-        return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
-
-    legs = [torch.randn(1, 8, 10, 4, generator=torch.manual_seed(i)) for i in range(3)]
-    whole = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in legs))
-    plain = attention_dispatch._templated_context_parallel_attention
-    attention_dispatch._templated_context_parallel_attention = attention
-    try:
-        with padded_heads(10, 12):
-            padded = attention_dispatch._templated_context_parallel_attention(*legs)
-        assert attention_dispatch._templated_context_parallel_attention is attention
-    finally:
-        attention_dispatch._templated_context_parallel_attention = plain
-    assert torch.equal(padded, whole.transpose(1, 2))
 
 
 def test_published_figures_stand_beside_their_cases() -> None:

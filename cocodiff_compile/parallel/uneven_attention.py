@@ -86,7 +86,7 @@ def _attend_uneven(
 ) -> torch.Tensor:
     query, key = call["query"], call["key"]
     degree, heads = config.context_parallel_config.ulysses_degree, query.shape[2]
-    _refuse_unsupported(call, degree)
+    _refuse_unsupported(call)
     group = config.context_parallel_config._ulysses_mesh.get_group()
     spans = _real_keys(config, key.shape[1])
     whole = {name: _gather_tokens(call[name], degree, group) for name in ("query", "key", "value")}
@@ -99,18 +99,13 @@ def _attend_uneven(
     return out[:, :, :heads] if heads % degree else out
 
 
-def _refuse_unsupported(call: dict[str, Any], degree: int) -> None:
+def _refuse_unsupported(call: dict[str, Any]) -> None:
     if call.get("is_causal") or call.get("enable_gqa"):
         raise ValueError("Ulysses runs neither causal attention nor grouped queries here.")
     if torch.is_grad_enabled() and call["query"].requires_grad:
         raise ValueError(
             "Tokens or heads that do not divide by the Ulysses degree run for inference only: call "
             "the model under torch.no_grad() or torch.inference_mode()."
-        )
-    if call["query"].shape[2] < degree:
-        raise ValueError(
-            f"An attention has {call['query'].shape[2]} heads, fewer than the Ulysses degree "
-            f"{degree}: choose a degree that is not larger."
         )
 
 

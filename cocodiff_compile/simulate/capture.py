@@ -29,7 +29,7 @@ from cocodiff_compile.graph.aten import WAIT
 from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.simulate.devices import Device
 from cocodiff_compile.simulate.kernels import Call, ProgramBuilder, graph_program
-from cocodiff_compile.simulate.pad_heads import padded_heads, parallelize_padded
+from cocodiff_compile.simulate.pad_heads import parallelize_padded
 from cocodiff_compile.simulate.program import Program, joined
 from cocodiff_compile.simulate.public_shapes import PublicShape
 from cocodiff_compile.topology.axes import Topology
@@ -104,7 +104,7 @@ def capture_step(case: Case, ways: Mapping[str, Mapping[str, Any]]) -> CapturedS
     configs = {name: CompileConfig.from_options(options) for name, options in ways.items()}
     shape, degree = case.shape, case.degree
     mode, recorder = FakeTensorMode(allow_non_fake_inputs=True), _Recorder()
-    with fake_ranks(case.num_ranks), _quiet(), padded_heads(shape.heads, degree), torch.no_grad():
+    with fake_ranks(case.num_ranks), _quiet(), torch.no_grad():
         with mode:
             model = shape.build(case.max_layers)
             inputs = shape.inputs(case.resolution, degree)

@@ -1,17 +1,13 @@
-"""Ulysses with fewer heads than ranks, or with heads that do not divide: heads of zeros are added.
+"""Ulysses with fewer heads than ranks, which `parallelize` refuses: some ranks would have none.
 
-The attention and its exchanges then carry the padded heads; projections, norms and RoPE do not. It
-is an assumption about how a model would be run, and the report says so.
+Heads that do not divide are padded with zeros in attention and its exchanges, and in a simulation
+that goes for too few of them as well. It is an assumption, and the report says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import nn
 
 from cocodiff_compile.parallel import parallelize
@@ -34,26 +30,3 @@ def parallelize_padded(model: nn.Module, heads: int, degree: int) -> None:
     finally:
         for attention in attentions:
             attention.heads = heads
-
-
-@contextmanager
-def padded_heads(heads: int, degree: int) -> Iterator[None]:
-    """Inside, every attention that exchanges heads pads them first and cuts them off after."""
-    from diffusers.models import attention_dispatch  # noqa: PLC0415  (slow, and optional)
-
-    plain = attention_dispatch._templated_context_parallel_attention
-    padding = padded_to(heads, degree) - heads
-
-    def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        legs = [F.pad(leg, (0, 0, 0, padding)) for leg in (query, key, value)]
-        out: torch.Tensor = plain(*legs, *args, **kwargs)
-        return out[:, :, :heads]
-
-    if padding:
-        attention_dispatch._templated_context_parallel_attention = attend
-    try:
-        yield
-    finally:
-        attention_dispatch._templated_context_parallel_attention = plain

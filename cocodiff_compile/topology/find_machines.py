@@ -39,10 +39,10 @@ def _machine(exchange: Exchange, source: str, live: bool) -> Machine:
         topology = _auto(exchange, live)
     else:
         topology = find_topology(source, exchange.num_ranks)
-    if live or not ranks_are_real():
-        with outside_the_compiler():
-            return make_machine(exchange.ranks, topology)
-    return sketch_machine(topology)
+    if not live:
+        return sketch_machine(topology)
+    with outside_the_compiler():
+        return make_machine(exchange.ranks, topology)
 
 
 def _auto(exchange: Exchange, live: bool) -> Topology:
