@@ -1,0 +1,216 @@
+"""An emulated cluster: network namespaces as nodes, joined by a switch with slow ports.
+
+    node 0                        switch                       node 1
+    eth0 10.77.0.1  ==rate==  port0  [ bridge ]  port1  ==rate==  eth0 10.77.0.2
+
+Each node has one full-duplex interface: `tc tbf` shapes eth0 (what the node sends) and the switch's
+port (what it receives). Ranks of one node talk over its loopback, unshaped. Everything lives inside
+namespaces named `cocodiff-NAME-...`; nothing is made in the host's own, and removing the namespaces
+removes all of it. Linux, root and iproute2 only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cocodiff_compile.errors import UserError
+
+PREFIX = "cocodiff"
+INTERFACE = "eth0"
+CLUSTER_VARIABLE = "COCODIFF_CLUSTER"
+"""Set in every process that runs on a node: the name of its cluster."""
+
+MAX_NODES = 64
+_SUBNET = "10.77.0"
+_BURST_BYTES, _BURST_S = 8192, 0.25e-3
+"""What may leave at once after a pause: so many bytes, or so much time at the rate. Small,
+so that pauses between exchanges earn nothing.
+"""
+
+_QUEUE = "20ms"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A node's interface. Without a rate it is as fast as the kernel; `packet_bytes` are charged
+    for every packet on top of its own size: a cost per packet.
+    """
+
+    rate_mbit: float | None = None
+    packet_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rate_mbit is not None and not 0.1 <= self.rate_mbit <= 100_000:
+            raise UserError(f"a rate of {self.rate_mbit} Mbit/s; allowed: 0.1 to 100000")
+        if self.packet_bytes < 0 or (self.packet_bytes and self.rate_mbit is None):
+            raise UserError("a cost per packet is a number of bytes from 0, and needs a rate")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    name: str
+    num_nodes: int
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_.]{0,30}", self.name):
+            raise UserError(f"cluster name {self.name!r}; allowed: up to 31 of a-z, 0-9, _ and .")
+        if not 1 <= self.num_nodes <= MAX_NODES:
+            raise UserError(f"{self.num_nodes} nodes; allowed: 1 to {MAX_NODES}")
+
+    @property
+    def switch(self) -> str:
+        return f"{PREFIX}-{self.name}-switch"
+
+    def node(self, index: int) -> str:
+        """The namespace of a node."""
+        return f"{PREFIX}-{self.name}-node{index}"
+
+    def address(self, index: int) -> str:
+        return f"{_SUBNET}.{index + 1}"
+
+    def enter(self, index: int) -> list[str]:
+        """The start of a command line that runs the rest on a node."""
+        return ["ip", "netns", "exec", self.node(index)]
+
+
+def check_can_emulate() -> None:
+    """UserError, with the remedy, where namespaces cannot be made."""
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} not found: install iproute2 (Debian: apt install iproute2)"
+        )
+    if os.geteuid() != 0:
+        raise UserError(
+            "an emulated cluster is made of network namespaces, which takes root: run it with sudo "
+            "-E, or measure the ranks you have with torchrun --no-python cocodiff bench"
+        )
+
+
+def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
+    """Makes and shapes it. What was made is removed again if a part fails."""
+    cluster = Cluster(name, num_nodes)
+    check_can_emulate()
+    if name in (known.name for known in list_clusters()):
+        raise UserError(f"cluster {name!r} is up already: cocodiff lab down {name}")
+    try:
+        _build_switch(cluster)
+        for index in range(num_nodes):
+            _attach_node(cluster, index)
+        set_link(cluster, link)
+    except BaseException:
+        remove_cluster(name)
+        raise
+    return cluster
+
+
+def _build_switch(cluster: Cluster) -> None:
+    _ip("netns", "add", cluster.switch)
+    _ip("-n", cluster.switch, "link", "add", "bridge", "type", "bridge")
+    _ip("-n", cluster.switch, "link", "set", "bridge", "up")
+
+
+def _attach_node(cluster: Cluster, index: int) -> None:
+    node, switch, port = cluster.node(index), cluster.switch, f"port{index}"
+    _ip("netns", "add", node)
+    _ip("-n", switch, "link", "add", port, "type", "veth", "peer", INTERFACE, "netns", node)
+    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    _ip("-n", node, "address", "add", f"{cluster.address(index)}/24", "dev", INTERFACE)
+    _ip("-n", node, "link", "set", "lo", "up")
+    _ip("-n", node, "link", "set", INTERFACE, "up")
+
+
+def set_link(cluster: Cluster, link: Link) -> None:
+    """Shapes every node's interface, both ways; may be called while traffic flows."""
+    for index in range(cluster.num_nodes):
+        _shape(cluster.node(index), INTERFACE, link)
+        _shape(cluster.switch, f"port{index}", link)
+
+
+def _shape(namespace: str, device: str, link: Link) -> None:
+    device_of = ["tc", "-n", namespace, "qdisc"]
+    if link.rate_mbit is None:
+        subprocess.run([*device_of, "del", "dev", device, "root"], capture_output=True, check=False)
+        return
+    overhead = ["stab", "overhead", str(link.packet_bytes)] if link.packet_bytes else []
+    rate = round(link.rate_mbit * 1e6)
+    burst = max(_BURST_BYTES, round(rate / 8 * _BURST_S))
+    shaper = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
+    _run([*device_of, "replace", "dev", device, "root", *overhead, *shaper])
+
+
+def list_clusters() -> list[Cluster]:
+    """All that are up on this machine, whoever made them."""
+    pattern = re.compile(rf"{PREFIX}-(\S+)-(node\d+|switch)\b")
+    nodes: dict[str, int] = {}
+    for name, part in pattern.findall(_ip("netns", "list")):
+        nodes[name] = nodes.get(name, 0) + (part != "switch")
+    return [Cluster(name, max(1, count)) for name, count in sorted(nodes.items())]
+
+
+def find_cluster(name: str) -> Cluster:
+    """One that is up."""
+    known = list_clusters()
+    for cluster in known:
+        if cluster.name == name:
+            return cluster
+    names = ", ".join(cluster.name for cluster in known) or "none"
+    raise UserError(f"cluster {name!r} is not up (up: {names}): cocodiff lab up {name}")
+
+
+_REMOVE = f"""
+spaces() {{ ip netns list | awk -v of="{PREFIX}-$1-" 'index($1, of) == 1 {{ print $1 }}'; }}
+pids() {{ for space in $(spaces "$1"); do ip netns pids "$space"; done; }}
+for attempt in $(seq 100); do
+    found=$(pids "$1")
+    [ -z "$found" ] && break
+    kill -KILL $found 2>/dev/null
+    sleep 0.05
+done
+for space in $(spaces "$1"); do ip netns delete "$space"; done
+"""
+"""Ends every process in the namespaces of cluster $1, then removes them."""
+
+
+def remove_cluster(name: str) -> None:
+    """Ends what runs on it and removes it; does nothing if it is not up."""
+    subprocess.run(["sh", "-c", _REMOVE, "sh", name], check=True)
+
+
+@contextmanager
+def emulated_cluster(name: str, num_nodes: int, link: Link) -> Iterator[Cluster]:
+    """A cluster that goes with the block, or with this process, however it ends.
+
+    A shell in a session of its own holds the other end of a pipe and removes the cluster when the
+    pipe closes: at the end of the block, or by the kernel if this process is killed.
+    """
+    Cluster(name, num_nodes)
+    check_can_emulate()
+    guard = subprocess.Popen(
+        ["sh", "-c", "trap '' INT TERM HUP; cat >/dev/null\n" + _REMOVE, "sh", name],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert guard.stdin is not None
+    try:
+        yield build_cluster(name, num_nodes, link)
+    finally:
+        guard.stdin.close()
+        guard.wait()
+
+
+def _ip(*arguments: str) -> str:
+    return _run(["ip", *arguments])
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

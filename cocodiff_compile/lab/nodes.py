@@ -1,0 +1,129 @@
+"""One torchrun per node of an emulated cluster."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, INTERFACE, Cluster
+from cocodiff_compile.lab.local_ranks import RankFailedError
+
+MASTER_PORT = 29500
+_LAST_LINES = 80
+"""torchrun alone says some thirty after a rank has failed."""
+_END_S = 10.0
+
+
+def run_on_nodes(
+    cluster: Cluster,
+    ranks_per_node: int,
+    command: Sequence[str],
+    *,
+    on_line: Callable[[int, str], None],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """`torchrun ... command` on every node; returns when all are done.
+
+    `on_line(node, line)` gets what they print, in this thread. The first node that fails, or the
+    timeout, ends all of them and raises RankFailedError with its last lines. They end with this
+    process, however it ends.
+    """
+    lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
+    agents = [
+        _start(cluster, node, ranks_per_node, command, environment or {})
+        for node in range(cluster.num_nodes)
+    ]
+    try:
+        for node, agent in enumerate(agents):
+            threading.Thread(target=_read, args=(node, agent, lines), daemon=True).start()
+        _follow(agents, lines, on_line, time.monotonic() + timeout_s)
+    finally:
+        _end(agents)
+
+
+def _start(
+    cluster: Cluster,
+    node: int,
+    ranks_per_node: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+) -> subprocess.Popen[str]:
+    torchrun = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", str(cluster.num_nodes), "--node-rank", str(node)),
+        *("--nproc-per-node", str(ranks_per_node)),
+        *("--master-addr", cluster.address(0), "--master-port", str(MASTER_PORT)),
+        *command,
+    ]
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        **environment,
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        CLUSTER_VARIABLE: cluster.name,
+    }
+    return subprocess.Popen(
+        ["setpriv", "--pdeathsig", "TERM", *cluster.enter(node), *torchrun],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _read(
+    node: int, agent: subprocess.Popen[str], lines: queue.Queue[tuple[int, str | None]]
+) -> None:
+    assert agent.stdout is not None
+    for line in agent.stdout:
+        lines.put((node, line.rstrip("\n")))
+    lines.put((node, None))
+
+
+def _follow(
+    agents: Sequence[subprocess.Popen[str]],
+    lines: queue.Queue[tuple[int, str | None]],
+    on_line: Callable[[int, str], None],
+    deadline: float,
+) -> None:
+    last: list[deque[str]] = [deque(maxlen=_LAST_LINES) for _ in agents]
+    open_nodes = set(range(len(agents)))
+    while open_nodes:
+        try:
+            node, line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise RankFailedError(f"nodes {sorted(open_nodes)} did not finish in time") from None
+        if line is not None:
+            last[node].append(line)
+            on_line(node, line)
+            continue
+        open_nodes.discard(node)
+        if status := agents[node].wait():
+            text = "\n".join(last[node])
+            raise RankFailedError(f"node {node} ended with status {status}:\n{text}")
+
+
+def _end(agents: Sequence[subprocess.Popen[str]]) -> None:
+    """torchrun ends its ranks when it is asked to; what does not listen is killed."""
+    for agent in agents:
+        if agent.poll() is None:
+            agent.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + _END_S
+    for agent in agents:
+        try:
+            agent.wait(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
