@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint format bench-recognize bench-tapa clean
+.PHONY: demo test test-slow lint format bench bench-quick bench-timeline bench-own-cost \
+	bench-recognize bench-tapa clean
 
 demo: $(STAMP)
 	$(BIN)/cocodiff demo
@@ -25,6 +27,19 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The benchmarks over slow links emulate a cluster: root, and Debian's package iproute2.
+bench-quick: $(RIVALS)
+	$(BIN)/cocodiff bench --quick --out build/bench-quick
+
+bench: $(RIVALS)
+	$(BIN)/cocodiff bench --out build/bench --resume
+
+bench-timeline: $(RIVALS)
+	$(BIN)/cocodiff bench --timeline --out build/bench-timeline
+
+bench-own-cost: $(STAMP)
+	$(BIN)/python -m benchmarks.own_cost
+
 bench-recognize: $(STAMP)
 	$(BIN)/python -m benchmarks.recognize_ulysses
 
@@ -35,6 +50,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
 		--editable '.[dev,diffusers,plots]'
+	touch $@
+
+# Without their dependencies, which want another torch.
+$(RIVALS): $(STAMP)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
+		--no-deps cache-dit einops
 	touch $@
 
 clean:

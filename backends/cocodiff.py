@@ -40,6 +40,7 @@ from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
 from cocodiff_compile.report.dumps import FolderDump, TraceDump
+from cocodiff_compile.report.traffic import collectives_of
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.topology.find_machines import find_machines
 
@@ -114,7 +115,7 @@ def _compile_inner(
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with _agreement(gm.graph, report.recognition, config, live) as rounds:
         report = Pipeline(_phasing(report, config, live), dumps.observers).run(gm, report)
-        _publish(report, config, dumps, live)
+        _publish(gm.graph, report, config, dumps, live)
         if rounds is not None:
             rounds.compare("planned", planned_facts(report.recognition))
         return generate(gm, example_inputs, **inductor_options)
@@ -161,8 +162,11 @@ class _Dumps:
         return cls(number, rank, tuple(observers))
 
 
-def _publish(report: PipelineReport, config: CompileConfig, dumps: _Dumps, live: bool) -> None:
-    found = GraphReport(dumps.number, dumps.rank, config, report, describe_report(report))
+def _publish(
+    graph: Graph, report: PipelineReport, config: CompileConfig, dumps: _Dumps, live: bool
+) -> None:
+    summary, sent = describe_report(report), collectives_of(graph)
+    found = GraphReport(dumps.number, dumps.rank, config, report, summary, sent)
     for dump in dumps.observers:
         dump.finished(found.summary)
     if live:

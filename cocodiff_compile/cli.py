@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cocodiff_compile import __version__
+from cocodiff_compile.bench.command import add_bench
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.command import add_lab
 from cocodiff_compile.simulate.command import add_simulate
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.draw import draw_topology
@@ -35,6 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_topology(commands)
     add_simulate(commands)
+    add_bench(commands)
+    add_lab(commands)
     return parser
 
 

@@ -94,7 +94,7 @@ def _run_rank(
 ) -> None:
     global _parent  # noqa: PLW0603  (one worker per process)
     _parent = end
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     os.environ.update(place)
     torch.set_num_threads(1)
     try:
@@ -107,7 +107,7 @@ def _run_rank(
     end.send_bytes(result)
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """A rank whose parent was killed would wait in a collective for ever; it ends instead."""
     while os.getppid() == parent:
         time.sleep(1)

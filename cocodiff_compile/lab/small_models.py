@@ -26,11 +26,14 @@ from cocodiff_compile.lab.small_model_inputs import (
 
 @dataclass(frozen=True)
 class ModelSize:
-    """`num_layers` counts the blocks of each kind, where an architecture has several."""
+    """`num_layers` counts the blocks of each kind, where an architecture has several; those of the
+    single-stream kind apart, if `num_single_layers` is given.
+    """
 
     num_layers: int
     heads: int
     head_size: int
+    num_single_layers: int | None = None
 
     @property
     def channels(self) -> int:
@@ -47,6 +50,11 @@ class ModelSize:
             "num_attention_heads": self.heads,
             "attention_head_dim": self.head_size,
         }
+
+    def two_kinds_config(self) -> dict[str, Any]:
+        """Of an architecture with double-stream and single-stream blocks."""
+        single = self.num_layers if self.num_single_layers is None else self.num_single_layers
+        return {**self.common_config(), "num_single_layers": single}
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class SmallModel:
         self,
         *,
         num_layers: int = 2,
+        num_single_layers: int | None = None,
         heads: int = 4,
         head_size: int = 16,
         dtype: torch.dtype = torch.float32,
@@ -76,7 +85,7 @@ class SmallModel:
         """The same weights on every rank, whatever the global RNG state, which is kept."""
         import diffusers  # noqa: PLC0415  (slow, and optional)
 
-        size = ModelSize(num_layers, heads, head_size)
+        size = ModelSize(num_layers, heads, head_size, num_single_layers)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = getattr(diffusers, self.class_name)(**self.config(size))
@@ -145,8 +154,7 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 def _flux_config(size: ModelSize) -> dict[str, Any]:
     return {
-        **size.common_config(),
-        "num_single_layers": size.num_layers,
+        **size.two_kinds_config(),
         "in_channels": LATENT_CHANNELS,
         "joint_attention_dim": TEXT_CHANNELS,
         "pooled_projection_dim": POOLED_CHANNELS,
@@ -156,8 +164,7 @@ def _flux_config(size: ModelSize) -> dict[str, Any]:
 
 def _flux2_config(size: ModelSize) -> dict[str, Any]:
     return {
-        **size.common_config(),
-        "num_single_layers": size.num_layers,
+        **size.two_kinds_config(),
         "in_channels": LATENT_CHANNELS,
         "joint_attention_dim": TEXT_CHANNELS,
         "timestep_guidance_channels": 32,
@@ -167,8 +174,7 @@ def _flux2_config(size: ModelSize) -> dict[str, Any]:
 
 def _chroma_config(size: ModelSize) -> dict[str, Any]:
     return {
-        **size.common_config(),
-        "num_single_layers": size.num_layers,
+        **size.two_kinds_config(),
         "in_channels": LATENT_CHANNELS,
         "joint_attention_dim": TEXT_CHANNELS,
         "axes_dims_rope": size.rope_axes(3),
@@ -231,8 +237,7 @@ def _ltx_config(size: ModelSize) -> dict[str, Any]:
 
 def _hunyuan_config(size: ModelSize) -> dict[str, Any]:
     return {
-        **size.common_config(),
-        "num_single_layers": size.num_layers,
+        **size.two_kinds_config(),
         "num_refiner_layers": 1,
         "in_channels": LATENT_CHANNELS,
         "out_channels": LATENT_CHANNELS,

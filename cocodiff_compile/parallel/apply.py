@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from diffusers import ContextParallelConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from cocodiff_compile.parallel.check_model import check_attentions, check_model
-from cocodiff_compile.parallel.make_mesh import make_mesh, resolve_degree
+from cocodiff_compile.parallel.make_mesh import at_least_one_device, make_mesh, resolve_degree
 from cocodiff_compile.parallel.mask_order import order_masks
 from cocodiff_compile.parallel.plans import ModelPlan, plan_for
 from cocodiff_compile.parallel.processors import replace_processors
@@ -42,7 +40,7 @@ def _apply(model: nn.Module, plan: ModelPlan, mesh: DeviceMesh, degree: int) -> 
         plan.prepare(model)
     replace_processors(model, plan)
     config = ContextParallelConfig(ulysses_degree=degree, mesh=mesh)
-    with _at_least_one_device():
+    with at_least_one_device():
         # An empty plan: diffusers sets up groups and processors, the hooks are ours.
         model.enable_parallelism(config=config, cp_plan={})  # type: ignore[operator]
     _exempt_whole_sequences(model, plan)
@@ -52,20 +50,6 @@ def _apply(model: nn.Module, plan: ModelPlan, mesh: DeviceMesh, degree: int) -> 
     # A hook added later runs further out: masks are ordered after the tokens are split.
     order_masks(model, plan.masks, padding)
     split_tokens(model, plan, config, padding)
-
-
-@contextmanager
-def _at_least_one_device() -> Iterator[None]:
-    """diffusers divides by the number of accelerators, which is 0 on a CPU-only machine."""
-    device_count = torch.accelerator.device_count
-    if device_count() > 0:
-        yield
-        return
-    torch.accelerator.device_count = lambda: 1
-    try:
-        yield
-    finally:
-        torch.accelerator.device_count = device_count
 
 
 def _exempt_whole_sequences(model: nn.Module, plan: ModelPlan) -> None:

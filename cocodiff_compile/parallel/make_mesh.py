@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -31,6 +35,20 @@ def make_mesh(model: nn.Module, degree: int) -> DeviceMesh:
     return init_device_mesh(
         "cpu" if device_type == "meta" else device_type, shape, mesh_dim_names=names
     )
+
+
+@contextmanager
+def at_least_one_device() -> Iterator[None]:
+    """diffusers divides by the number of accelerators, which is 0 on a CPU-only machine."""
+    device_count = torch.accelerator.device_count
+    if device_count() > 0:
+        yield
+        return
+    torch.accelerator.device_count = lambda: 1
+    try:
+        yield
+    finally:
+        torch.accelerator.device_count = device_count
 
 
 def _degree_of_mesh(mesh: DeviceMesh) -> int:

@@ -9,12 +9,13 @@ from typing import Any
 
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.pipeline import PipelineReport
+from cocodiff_compile.report.traffic import Collective
 
 
 @dataclass(frozen=True)
 class GraphReport:
     """One compiled graph. `report` points into the graph and is good until code is generated from
-    it; `summary` is plain data and stays.
+    it; the rest is plain data and stays.
     """
 
     number: int
@@ -22,6 +23,8 @@ class GraphReport:
     config: CompileConfig
     report: PipelineReport
     summary: dict[str, Any]
+    collectives: tuple[Collective, ...]
+    """Of the graph that code is generated from."""
 
 
 _listeners: list[list[GraphReport]] = []

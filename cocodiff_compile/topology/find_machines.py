@@ -59,3 +59,8 @@ def _auto(exchange: Exchange, live: bool) -> Topology:
             say_once(log, level, f"topology of ranks {list(exchange.ranks)}: {note}")
         known[exchange.ranks] = found.topology
     return known[exchange.ranks]
+
+
+def forget_machines() -> None:
+    """`auto` looks and measures again from now on: for links that were changed meanwhile."""
+    _found.pop(dist.group.WORLD, None)

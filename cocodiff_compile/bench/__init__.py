@@ -1,0 +1,1 @@
+"""Benchmarks of whole models over slow links: what `cocodiff bench` runs."""

@@ -1,0 +1,47 @@
+"""Where and with what a run is taken."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+_PACKAGES = ("cocodiff-compile", "torch", "diffusers", "cache-dit")
+
+
+def new_run() -> dict[str, Any]:
+    """A run without results, as kept in JSON."""
+    return {"schema": SCHEMA, "machine": describe_machine(), "results": []}
+
+
+def describe_machine() -> dict[str, Any]:
+    """Where and with what a run was taken."""
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        **{name: found for name in _PACKAGES if (found := _version(name))},
+        "load average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,89 @@
+"""Runs cases: each on an emulated cluster of its own, or all on the ranks that torchrun started."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cocodiff_compile.bench.cases import Case
+from cocodiff_compile.bench.machine import new_run
+from cocodiff_compile.bench.rank import PROGRESS, failure_file
+from cocodiff_compile.lab.cluster import Link, emulated_cluster
+from cocodiff_compile.lab.local_ranks import RankFailedError
+from cocodiff_compile.lab.nodes import run_on_nodes
+
+_CASE_TIMEOUT_S = 4 * 3600.0
+_KERNEL_NAMES = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}
+"""Inductor's C++ kernels tell the profiler who they are."""
+
+Say = Callable[[str], None]
+
+
+def run_cases(
+    cases: Sequence[Case], say: Say, done: Sequence[dict[str, Any]], keep: Callable[[Any], None]
+) -> dict[str, Any]:
+    """The run as data, JSON's kind; `keep` gets it after every case.
+
+    Cases in `done`, the results of an earlier run, are not run again. A case that fails leaves the
+    reason, and the next one runs.
+    """
+    known = {json.dumps(item["case"]): item for item in done if "points" in item}
+    run = new_run()
+    for number, case in enumerate(cases, start=1):
+        key = json.dumps(json.loads(json.dumps(case.to_json())))
+        say(f"case {number} of {len(cases)}: {case.title}")
+        if key in known:
+            say("  known from the earlier run")
+        result = known.get(key) or run_case(case, lambda text: say(f"  {text}"))
+        run["results"].append(result)
+        keep(run)
+    return run
+
+
+def run_case(case: Case, say: Say) -> dict[str, Any]:
+    """One case on an emulated cluster, which is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        case_file, result_file = Path(folder) / "case.json", Path(folder) / "result.json"
+        case_file.write_text(json.dumps(case.to_json()))
+        command = ["-m", "cocodiff_compile.bench.rank", str(case_file), str(result_file)]
+        try:
+            with emulated_cluster(f"bench{os.getpid()}", case.grid.nodes, Link()) as cluster:
+                run_on_nodes(
+                    cluster,
+                    case.grid.tiles,
+                    command,
+                    on_line=lambda _node, line: _pass_on(line, say),
+                    timeout_s=_CASE_TIMEOUT_S,
+                    environment=_KERNEL_NAMES if case.profiled else {},
+                )
+        except RankFailedError as error:
+            failure = _failures(result_file, case) or str(error)
+            say(f"failed: {failure}")
+            return {"case": case.to_json(), "failure": failure}
+        result: dict[str, Any] = json.loads(result_file.read_text())
+        return result
+
+
+def _pass_on(line: str, say: Say) -> None:
+    if line.startswith(PROGRESS):
+        say(line.removeprefix(PROGRESS))
+
+
+def _failures(result_file: Path, case: Case) -> str:
+    files = [failure_file(result_file, rank) for rank in range(case.grid.num_ranks)]
+    return "\n".join(file.read_text() for file in files if file.exists())
+
+
+def timed_sayer() -> Say:
+    """Prints lines with the seconds since now."""
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begin:6.1f} s] {text}", flush=True)
+
+    return say

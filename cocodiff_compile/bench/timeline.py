@@ -1,0 +1,97 @@
+"""Profiled steps of all ranks and ways: one file for Perfetto, one picture of one block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cocodiff_compile.bench.profile import Span, Timeline
+from cocodiff_compile.bench.results import Point, Report
+
+_COLORS = {
+    "matmul": "#4c6a92",
+    "attention": "#2f4562",
+    "kernel": "#8fb3d9",
+    "start": "#c9a227",
+    "wait": "#f1d9c8",
+    "exchange": "#e0803c",
+}
+
+
+def draw_timelines(report: Report, folder: Path) -> list[Path]:
+    """Writes a trace and a picture of the middle block per point; returns what was written."""
+    written: list[Path] = []
+    for number, point in enumerate(report.points):
+        stem = "timeline" if number == 0 else f"timeline_{number}"
+        trace, pictures = folder / f"{stem}.json", [folder / f"{stem}{s}" for s in (".svg", ".png")]
+        write_trace(point.timelines, trace)
+        for picture in pictures:
+            draw_block(point, picture)
+        written += [trace, *pictures]
+    return written
+
+
+def write_trace(timelines: Sequence[Timeline], file: Path) -> None:
+    """A Chrome trace, which https://ui.perfetto.dev opens: a process per way and rank."""
+    events: list[dict[str, Any]] = []
+    for process, timeline in enumerate(timelines):
+        events.append(_named("process_name", process, 0, f"{timeline.way}, rank {timeline.rank}"))
+        threads = {lane: number for number, lane in enumerate(timeline.lanes)}
+        events += [_named("thread_name", process, number, lane) for lane, number in threads.items()]
+        events += [
+            {
+                "name": span.name,
+                "cat": span.kind,
+                "ph": "X",
+                "ts": span.start_us,
+                "dur": span.duration_us,
+                "pid": process,
+                "tid": threads[span.lane],
+            }
+            for span in timeline.spans
+        ]
+    file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def draw_block(point: Point, file: Path) -> None:
+    """The middle block of every way on rank 0, one below the other, on one scale of time."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    timelines = [timeline for timeline in point.timelines if timeline.rank == 0]
+    num_blocks = point.case.workload.num_attentions
+    height = sum(len(timeline.lanes) for timeline in timelines)
+    figure = Figure(figsize=(10, 1.6 + 0.42 * height), layout="constrained")
+    all_axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, timeline in zip(all_axes, timelines, strict=True):
+        _draw_lanes(axes, timeline, timeline.block(num_blocks // 2, num_blocks))
+    all_axes[-1].set_xlabel("ms", fontsize=8)
+    handles = [Patch(color=color, label=kind) for kind, color in _COLORS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+    rate = point.data["rate_mbit"]
+    links = "" if rate is None else f", emulated links of {rate:.0f} Mbit/s"
+    title = f"block {num_blocks // 2 + 1} of {num_blocks}: {point.title}{links}"
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    figure.savefig(file, dpi=150)
+
+
+def _draw_lanes(axes: Any, timeline: Timeline, spans: Sequence[Span]) -> None:
+    lanes = timeline.lanes
+    for span in spans:
+        axes.barh(
+            lanes.index(span.lane),
+            span.duration_us / 1e3,
+            left=span.start_us / 1e3,
+            color=_COLORS[span.kind],
+            height=0.8,
+        )
+    axes.set_yticks(range(len(lanes)), lanes, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title(f"{timeline.way}, rank {timeline.rank}", loc="left", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
