@@ -38,14 +38,14 @@ def test_names_that_could_mean_something_else_are_refused(name: str) -> None:
 
 def test_without_iproute2_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _tool: None)
-    with pytest.raises(UserError, match="ip and tc not found.*apt install iproute2"):
+    with pytest.raises(UserError, match=r"ip and tc not found.*apt install iproute2"):
         lab.check_can_emulate()
 
 
 def test_without_root_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: tool)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(UserError, match="takes root.*torchrun"):
+    with pytest.raises(UserError, match=r"takes root.*torchrun"):
         build_cluster(NAME, 2, Link())
 
 
@@ -177,7 +177,7 @@ def test_a_node_that_fails_ends_the_others_and_says_why(tmp_path: Path) -> None:
     script = tmp_path / "fail.py"
     script.write_text(_FAIL_ON_NODE_1)
     with emulated_cluster(NAME, 2, Link()) as cluster:
-        with pytest.raises(RankFailedError, match="node 1 ended(.|\n)*planted"):
+        with pytest.raises(RankFailedError, match=r"node 1 ended(.|\n)*planted"):
             run_on_nodes(
                 cluster, 1, [str(script)], on_line=lambda _node, _line: None, timeout_s=120
             )
