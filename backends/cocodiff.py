@@ -24,7 +24,8 @@ from cocodiff_compile.agreement.compile_facts import (
     planned_facts,
 )
 from cocodiff_compile.agreement.compile_rounds import CompileRounds, compile_rounds
-from cocodiff_compile.agreement.failures import failures_told, ranks_are_real
+from cocodiff_compile.agreement.failures import failures_told
+from cocodiff_compile.agreement.world import ranks_are_real
 from cocodiff_compile.compat import (
     compile_fx,
     compile_fx_inner,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch.distributed as dist
-
-from cocodiff_compile.agreement.failures import ranks_are_real
+from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
 from cocodiff_compile.graph.records import Exchange, Recognition
@@ -22,8 +18,8 @@ from cocodiff_compile.topology.show import find_topology
 
 log = logging.getLogger(__name__)
 
-_found: WeakKeyDictionary[Any, dict[tuple[int, ...], Topology]] = WeakKeyDictionary()
-"""Per world what `auto` found under a group: a rank that compiles again, alone, must not ask."""
+_found: PerWorld[dict[tuple[int, ...], Topology]] = PerWorld(dict)
+"""What `auto` found under a group of ranks: one that compiles again, alone, must not ask."""
 
 
 def find_machines(found: Recognition, source: str, live: bool) -> dict[str, Machine]:
@@ -46,7 +42,7 @@ def _machine(exchange: Exchange, source: str, live: bool) -> Machine:
 
 
 def _auto(exchange: Exchange, live: bool) -> Topology:
-    known = _found.setdefault(dist.group.WORLD, {})
+    known = _found.get()
     if exchange.ranks not in known:
         if not (live and ranks_are_real()):
             return detect([RankPlace("")] * exchange.num_ranks).topology

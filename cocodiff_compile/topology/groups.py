@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from cocodiff_compile.agreement.world import PerWorld
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.phase_plan import all_phases
 
@@ -31,8 +31,8 @@ class Machine:
         return tuple(axis.name for axis in reversed(self.topology.axes))
 
 
-_made: WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
-"""Per world the process groups made here, by their members."""
+_made: PerWorld[dict[tuple[int, ...], Any]] = PerWorld(dict)
+"""The process groups made here, by their members."""
 
 
 def axis_sets(topology: Topology) -> list[frozenset[str]]:
@@ -73,13 +73,11 @@ def make_groups(
 
 def forget_groups() -> None:
     """Makes new groups from now on: a collective that timed out leaves its group unusable."""
-    _made.pop(dist.group.WORLD, None)
+    _made.forget()
 
 
 def _group_of(members: tuple[int, ...]) -> Any:
-    world = dist.group.WORLD
-    assert world is not None, "a graph with collectives has a process group"
-    known = _made.setdefault(world, {})
+    known = _made.get()
     if members not in known:
         known[members] = dist.new_group(list(members), use_local_synchronization=True)
     return known[members]
