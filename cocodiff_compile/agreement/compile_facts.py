@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib.metadata import version
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -16,8 +15,6 @@ from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.aten import bound, is_collective, value_of
 from cocodiff_compile.graph.records import Recognition
-from cocodiff_compile.topology.files import load_topology
-from cocodiff_compile.topology.presets import PRESETS
 
 Facts: TypeAlias = "list[tuple[str, str]]"
 
@@ -32,9 +29,6 @@ def _setting_facts(config: CompileConfig) -> Facts:
         for field in fields(config)
         if field.name not in _OWN_OPTIONS
     ]
-    if config.topology != "auto" and config.topology not in PRESETS:
-        machine = load_topology(Path(config.topology))
-        options.append((f"the content of {config.topology}", repr(machine)))
     return [
         ("the version of torch", torch.__version__),
         ("the version of cocodiff-compile", version("cocodiff-compile")),

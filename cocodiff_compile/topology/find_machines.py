@@ -13,8 +13,8 @@ from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import RankPlace, detect
 from cocodiff_compile.topology.groups import Machine, make_machine, sketch_machine
 from cocodiff_compile.topology.live import live_topology
+from cocodiff_compile.topology.presets import PRESETS
 from cocodiff_compile.topology.probe_cache import probe_wanted
-from cocodiff_compile.topology.show import find_topology
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _found: PerWorld[dict[tuple[int, ...], Topology]] = PerWorld(dict)
 """What `auto` found under a group of ranks: one that compiles again, alone, must not ask."""
 
 
-def find_machines(found: Recognition, source: str, live: bool) -> dict[str, Machine]:
+def find_machines(found: Recognition, source: str | Topology, live: bool) -> dict[str, Machine]:
     """By the name of the group. On a live group all ranks call this at the same time; a rank that
     only looks sees a measured machine once a live compile has measured it.
     """
@@ -30,11 +30,13 @@ def find_machines(found: Recognition, source: str, live: bool) -> dict[str, Mach
     return {name: _machine(exchange, source, live) for name, exchange in groups.items()}
 
 
-def _machine(exchange: Exchange, source: str, live: bool) -> Machine:
-    if source == "auto":
+def _machine(exchange: Exchange, source: str | Topology, live: bool) -> Machine:
+    if isinstance(source, Topology):
+        topology = source.for_ranks(exchange.num_ranks)
+    elif source == "auto":
         topology = _auto(exchange, live)
     else:
-        topology = find_topology(source, exchange.num_ranks)
+        topology = PRESETS[source](exchange.num_ranks)
     if not live:
         return sketch_machine(topology)
     with outside_the_compiler():
