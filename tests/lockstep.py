@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, bound, c10d
+from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, WAIT, bound
 from cocodiff_compile.topology.groups import Machine
 
 Groups = Mapping[str, Callable[[int], Sequence[int]]]
 """Group name -> rank -> the ranks of that rank's group of this name, in order."""
-
-ALL_GATHER = c10d.all_gather_into_tensor.default
 
 
 def machine_groups(flat_name: str, machine: Machine) -> Groups:

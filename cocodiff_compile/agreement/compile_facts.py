@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from dataclasses import fields
 from importlib.metadata import version
 from typing import TypeAlias
@@ -13,7 +12,7 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.graph.aten import bound, is_collective, value_of
+from cocodiff_compile.graph.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.graph.records import Recognition
 
 Facts: TypeAlias = "list[tuple[str, str]]"
@@ -43,10 +42,8 @@ def captured_facts(graph: Graph, found: Recognition, group: str, config: Compile
     A recognised exchange has the same shape on every rank; what else a graph holds may not.
     """
     exchanges = {item.start for site in found.sites for item in site.exchanges}
-    lines = []
-    for node in collectives(graph):
-        if bound(node).get("group_name") == group:
-            lines.append(_line(node, with_shape=node in exchanges))
+    nodes = collectives_by_group(graph)[group]
+    lines = [_line(node, with_shape=node in exchanges) for node in nodes]
     return [*_setting_facts(config), *_numbered("collective", lines)]
 
 
@@ -59,14 +56,9 @@ def planned_facts(found: Recognition) -> dict[str, Facts]:
     return {group: _numbered("exchange", plans) for group, plans in lines.items()}
 
 
-def collectives(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if node.op == "call_function" and is_collective(node))
-
-
 def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Name and ranks of every group that a graph communicates over, in the order of their use."""
-    names = (bound(node).get("group_name") for node in collectives(graph))
-    found = {str(name): group_ranks(str(name)) for name in names}
+    found = {name: group_ranks(name) for name in collectives_by_group(graph)}
     return {name: ranks for name, ranks in found.items() if ranks is not None}
 
 
