@@ -137,7 +137,7 @@ def _begin(
         with graph.inserting_before(middle if started else flat.start):
             if started:
                 blocks = blocks.received()
-            blocks = blocks.to_front(axes).sent(len(axes), machine.groups[frozenset(axes)])
+            blocks = blocks.to_front(axes).sent(len(axes), machine.groups[axes])
             started.append((axes, blocks.value))
     return _Begun(exchange, machine, shape, blocks, tuple(started))
 
@@ -146,12 +146,12 @@ def _finish(graph: Graph, begun: _Begun) -> Exchange:
     """Waits for the last phase and puts its result in place of the exchange's."""
     exchange, machine = begun.exchange, begun.machine
     with graph.inserting_before(_wait_of(exchange.start)):
-        value = begun.blocks.received().turned(machine.axis_names).value
+        value = begun.blocks.received().turned(machine.message_order).value
         value = emit(graph, aten.view.default, value, begun.shape, like=value)
     for wait in _waits_behind(exchange.start):
         wait.replace_all_uses_with(value, delete_user_cb=lambda user: user.target is not WAIT)
     phases = tuple(
-        ExchangePhase(axes, start, _wait_of(start), machine.groups[frozenset(axes)])
+        ExchangePhase(axes, start, _wait_of(start), machine.groups[axes])
         for axes, start in begun.started
     )
     return replace(
@@ -176,9 +176,9 @@ class _Blocks:
     @classmethod
     def of(cls, graph: Graph, source: Node, machine: Machine, message: Shape) -> _Blocks:
         """Messages as the flat exchange takes them: to all ranks, in the order of ranks."""
-        sizes = {name: machine.topology.axis(name).size for name in machine.axis_names}
+        sizes = {name: machine.topology.axis(name).size for name in machine.message_order}
         source = emit_contiguous(graph, source)
-        return cls(graph, source, machine.axis_names, sizes, message).viewed()
+        return cls(graph, source, machine.message_order, sizes, message).viewed()
 
     def viewed(self) -> _Blocks:
         shape = [*(self.sizes[name] for name in self.order), *self.message]

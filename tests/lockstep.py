@@ -24,11 +24,11 @@ def machine_groups(flat_name: str, machine: Machine) -> Groups:
     """The groups of a machine whose ranks are numbered from 0, and the one it fills."""
     topology = machine.topology
 
-    def along(axes: frozenset[str]) -> Callable[[int], Sequence[int]]:
+    def along(axes: Sequence[str]) -> Callable[[int], Sequence[int]]:
         return lambda rank: topology.ranks_along(rank, axes)
 
     groups = {name: along(axes) for axes, name in machine.groups.items()}
-    return {**groups, flat_name: along(frozenset(machine.axis_names))}
+    return {**groups, flat_name: along(topology.axis_names)}
 
 
 def run_lockstep(

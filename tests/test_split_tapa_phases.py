@@ -127,7 +127,7 @@ def test_the_flat_exchange_of_the_proof_is_an_all_to_all() -> None:
 
 def _swapped(on: Machine) -> Machine:
     """A machine that takes one axis for another of the same length."""
-    tile, gpu = frozenset({"tile"}), frozenset({"gpu"})
+    tile, gpu = ("tile",), ("gpu",)
     return Machine(on.topology, {**on.groups, tile: on.groups[gpu], gpu: on.groups[tile]})
 
 

@@ -126,8 +126,7 @@ class ProgramBuilder:
 
     def _axes(self, group: str) -> tuple[str, ...]:
         """Groups made for phases are named by their axes; any other is the whole Ulysses group."""
-        names = tuple(axis.name for axis in self.topology.axes)
-        wanted = group.split("+")
+        names, wanted = self.topology.axis_names, group.split("+")
         return tuple(name for name in names if name in wanted) or names
 
 

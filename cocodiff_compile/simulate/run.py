@@ -191,7 +191,7 @@ def link_use(topology: Topology, starts: list[Start]) -> list[LinkUse]:
 def _phases(exchanges: list[Start], topology: Topology) -> str:
     """The phases that occur, each once, in the order in which they do."""
     phases = list(dict.fromkeys(start.axes for start in exchanges))
-    if phases == [tuple(axis.name for axis in topology.axes)]:
+    if phases == [topology.axis_names]:
         return "one phase"
     return " | ".join("+".join(axes) for axes in phases)
 

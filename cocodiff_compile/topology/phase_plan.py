@@ -41,7 +41,7 @@ class PhasePlan:
 
 def all_phases(topology: Topology) -> list[Phases]:
     """Flat first, then every ordered way to put the axes into 2 or 3 phases, inner axes early."""
-    names = tuple(axis.name for axis in topology.axes)
+    names = topology.axis_names
     found: list[Phases] = [(names,)]
     for count in range(2, min(MAX_PHASES, len(names)) + 1):
         found += _ordered_partitions(names, count)
@@ -73,7 +73,7 @@ def plan_phases(
     if tapa == "off" or (tapa == "auto" and not phased):
         return flat_plan
     if not phased:
-        names = ", ".join(axis.name for axis in topology.axes)
+        names = ", ".join(topology.axis_names)
         raise UserError(
             f"tapa='on' needs a topology with two axes or more; {topology.name!r} has: {names}"
         )
