@@ -14,6 +14,7 @@ from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.topology.phase_plan import format_phases
 
 Facts: TypeAlias = "list[tuple[str, str]]"
 
@@ -51,7 +52,7 @@ def planned_facts(found: Recognition) -> dict[str, Facts]:
     """The phases of every exchange, by group, in the order of the graph."""
     lines: dict[str, list[str]] = {}
     for item in (item for site in found.sites for item in site.exchanges):
-        plan = " | ".join("+".join(phase.axes) for phase in item.phases) or "flat"
+        plan = format_phases([phase.axes for phase in item.phases])
         lines.setdefault(item.group, []).append(f"the phases {plan}")
     return {group: _numbered("exchange", plans) for group, plans in lines.items()}
 

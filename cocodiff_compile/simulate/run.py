@@ -19,6 +19,7 @@ from cocodiff_compile.simulate.published import published_figure
 from cocodiff_compile.simulate.ways import FLAT, ways_for
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.exchange_cost import traffic
+from cocodiff_compile.topology.phase_plan import format_phases
 from cocodiff_compile.topology.presets import PRESETS, ranks_per_node
 from cocodiff_compile.topology.show import find_topology
 
@@ -190,9 +191,7 @@ def link_use(topology: Topology, starts: list[Start]) -> list[LinkUse]:
 def _phases(exchanges: list[Start], topology: Topology) -> str:
     """The phases that occur, each once, in the order in which they do."""
     phases = list(dict.fromkeys(start.axes for start in exchanges))
-    if phases == [topology.axis_names]:
-        return "one phase"
-    return " | ".join("+".join(axes) for axes in phases)
+    return "one phase" if phases == [topology.axis_names] else format_phases(phases)
 
 
 def _notes(case: Case) -> list[str]:

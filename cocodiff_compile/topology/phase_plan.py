@@ -7,7 +7,7 @@ topology and the size, so that every rank that agrees on those agrees on the pla
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -36,7 +36,12 @@ class PhasePlan:
         return len(self.phases) == 1
 
     def __str__(self) -> str:
-        return "flat" if self.is_flat else " | ".join("+".join(phase) for phase in self.phases)
+        return format_phases(self.phases)
+
+
+def format_phases(phases: Sequence[Sequence[str]]) -> str:
+    """`tile | gpu+node`; `flat` for an exchange that is not parted."""
+    return " | ".join(map("+".join, phases)) if len(phases) > 1 else "flat"
 
 
 def all_phases(topology: Topology) -> list[Phases]:
