@@ -18,8 +18,8 @@ from cocodiff_compile.topology.exchange_cost import exchange_seconds, is_measure
 MAX_PHASES = 3
 
 MIN_GAIN = 0.05
-"""What phases must save of the flat exchange's time before "auto" leaves it. Repeated probes of 24
-gloo ranks on two cores differed by about as much (docs/topology.md)."""
+"""What phases must save of the flat exchange's time before "auto" leaves it: about as much as the
+same exchange differs from itself (docs/topology.md, rows in which "auto" takes flat)."""
 
 Phases: TypeAlias = "tuple[tuple[str, ...], ...]"
 
