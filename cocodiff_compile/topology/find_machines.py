@@ -14,7 +14,6 @@ from cocodiff_compile.topology.detect import RankPlace, detect
 from cocodiff_compile.topology.groups import Machine, make_machine, sketch_machine
 from cocodiff_compile.topology.live import live_topology
 from cocodiff_compile.topology.presets import PRESETS
-from cocodiff_compile.topology.probe_cache import probe_wanted
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +50,8 @@ def _auto(exchange: Exchange, live: bool) -> Topology:
         with outside_the_compiler():
             device = value_of(exchange.start).device
             found = live_topology(device, find_group(exchange.group))
-        expected = found.topology.measured or len(found.topology.axes) == 1 or not probe_wanted()
+        level = logging.WARNING if found.probe_failed else logging.INFO
         for note in found.notes:
-            level = logging.INFO if expected else logging.WARNING
             say_once(log, level, f"topology of ranks {list(exchange.ranks)}: {note}")
         known[exchange.ranks] = found.topology
     return known[exchange.ranks]
