@@ -19,6 +19,7 @@ phase turns them into sources (s); m is what one rank sends to one other:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,8 @@ class SplitTapaPhases:
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         flat = [item for site in found.sites for item in site.exchanges if not item.phases]
-        plans = [self._plan(item) for item in flat]
+        plan_once = functools.cache(self._plan)
+        plans = [plan_once(item.group, optimization_hint(item.size_bytes)) for item in flat]
         phased = [
             (item, self.machines[item.group], _in_order(item, plan.phases))
             for item, plan in zip(flat, plans, strict=True)
@@ -68,9 +70,8 @@ class SplitTapaPhases:
         notes = tuple(f"{number} exchanges: {plan}" for plan, number in counts.items())
         return PassResult(bool(phased), found.with_exchanges(rewritten), notes=notes)
 
-    def _plan(self, exchange: Exchange) -> PhasePlan:
-        topology = self.machines[exchange.group].topology
-        return plan_phases(topology, optimization_hint(exchange.size_bytes), self.tapa)
+    def _plan(self, group: str, size_bytes: int) -> PhasePlan:
+        return plan_phases(self.machines[group].topology, size_bytes, self.tapa)
 
 
 def _in_order(exchange: Exchange, phases: Phases) -> Phases:
