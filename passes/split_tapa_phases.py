@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
@@ -199,14 +198,7 @@ class _Blocks:
         dims = [self.order.index(name) for name in order]
         dims += range(len(dims), len(dims) + len(self.message))
         turned = emit(self.graph, aten.permute.default, self.value, dims, like=self.value)
-        packed = emit(
-            self.graph,
-            aten.clone.default,
-            turned,
-            memory_format=torch.contiguous_format,
-            like=turned,
-        )
-        return replace(self, value=packed, order=order)
+        return replace(self, value=emit_contiguous(self.graph, turned), order=order)
 
     def sent(self, num_axes: int, group: str) -> _Blocks:
         """The all-to-all along the first `num_axes`, started."""
