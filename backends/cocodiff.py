@@ -24,7 +24,8 @@ from cocodiff_compile.agreement.compile_facts import (
     planned_facts,
 )
 from cocodiff_compile.agreement.compile_rounds import CompileRounds, compile_rounds
-from cocodiff_compile.agreement.failures import failures_told, ranks_are_real
+from cocodiff_compile.agreement.failures import failures_told
+from cocodiff_compile.agreement.world import ranks_are_real
 from cocodiff_compile.compat import (
     compile_fx,
     compile_fx_inner,
@@ -136,9 +137,9 @@ def _phasing(report: PipelineReport, config: CompileConfig, live: bool) -> tuple
 def _agreement(
     graph: Graph, found: Recognition, config: CompileConfig, live: bool
 ) -> AbstractContextManager[CompileRounds | None]:
-    """The rounds with the other ranks; none for a rank that only looks."""
-    groups = collective_groups(graph) if live else {}
-    if not groups or not ranks_are_real():
+    """The rounds with the other ranks; none without any, and for a rank that only looks."""
+    groups = collective_groups(graph) if live and ranks_are_real() else {}
+    if not groups:
         return nullcontext()
     facts = {name: captured_facts(graph, found, name, config) for name in groups}
     return compile_rounds(groups, facts)

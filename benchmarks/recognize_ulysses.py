@@ -10,10 +10,10 @@ import statistics
 import time
 
 import torch
-from torch import distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.fx import Graph
 
 import cocodiff_compile
+from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -24,17 +24,9 @@ REPEATS = 9
 
 
 def main() -> None:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    graphs = {}
-    for num_layers in LAYERS:
-        print(f"capturing SD3 with {num_layers} layers ...", flush=True)
-        graphs[num_layers] = _capture(num_layers)
-    seconds: dict[int, list[float]] = {num_layers: [] for num_layers in LAYERS}
-    for _ in range(REPEATS):  # interleaved, so that a busy machine slows all alike
-        for num_layers, graph in graphs.items():
-            begin = time.perf_counter()
-            assert len(recognize(graph).sites) == num_layers
-            seconds[num_layers].append(time.perf_counter() - begin)
+    with fake_ranks(4):
+        graphs = {num_layers: _capture(num_layers) for num_layers in LAYERS}
+        seconds = _interleaved(graphs)
     base = min(seconds[LAYERS[0]])
     rows = [
         (
@@ -51,7 +43,19 @@ def main() -> None:
     print(format_table(headers, rows))
 
 
-def _capture(num_layers: int) -> torch.fx.Graph:
+def _interleaved(graphs: dict[int, Graph]) -> dict[int, list[float]]:
+    """Seconds of every run, by layers; in turns, so that a busy machine slows all alike."""
+    seconds: dict[int, list[float]] = {num_layers: [] for num_layers in graphs}
+    for _ in range(REPEATS):
+        for num_layers, graph in graphs.items():
+            begin = time.perf_counter()
+            assert len(recognize(graph).sites) == num_layers
+            seconds[num_layers].append(time.perf_counter() - begin)
+    return seconds
+
+
+def _capture(num_layers: int) -> Graph:
+    print(f"capturing SD3 with {num_layers} layers ...", flush=True)
     small = SMALL_MODELS["sd3"]
     model = small.build(num_layers=num_layers)
     inputs = small.inputs(model)

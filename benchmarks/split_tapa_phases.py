@@ -24,13 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT
-from cocodiff_compile.graph.exchanges import Exchanges
-from cocodiff_compile.graph.records import Exchange
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
-from cocodiff_compile.passes.split_tapa_phases import split_exchanges
+from cocodiff_compile.lab.one_exchange import exchange_graph, split_only_exchange
 from cocodiff_compile.report.describe import format_table
 from cocodiff_compile.topology.groups import Machine, make_machine
 from cocodiff_compile.topology.live import live_topology
@@ -168,21 +164,11 @@ def _row(rank: int, num_ranks: int, size_mb: float, machine: Machine) -> Row:
 
 def _exchange(x: Tensor, machine: Machine, phases: Phases | None) -> Callable[[Tensor], Tensor]:
     num_ranks = machine.topology.num_ranks
-    splits = [len(x) // num_ranks] * num_ranks
     world = dist.group.WORLD
     assert world is not None
-
-    def flat(value: Tensor) -> Tensor:
-        result: Tensor = WAIT(ALL_TO_ALL(value, splits, splits, world.group_name))
-        return result
-
-    graph = make_fx(flat, tracing_mode="fake")(torch.zeros(len(x))).graph
+    graph = exchange_graph(num_ranks, (len(x) // num_ranks,), world.group_name)
     if phases is not None:
-        (item,) = Exchanges.of(graph).by_start.values()
-        exchange = Exchange(
-            item.start, item.wait, item.source, item.wait, "in", item.group, (), (), 0, 0, 0
-        )
-        split_exchanges(graph, [(exchange, machine, phases)])
+        split_only_exchange(graph, machine, phases)
     return GraphModule(nn.Module(), graph)
 
 

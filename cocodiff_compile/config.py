@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.say_once import say_once
+from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.presets import PRESETS
 
@@ -42,7 +43,8 @@ INACTIVE_OPTIONS = {
 class CompileConfig:
     """What the user asked for. Defaults are what `options=None` means."""
 
-    topology: str = "auto"
+    topology: str | Topology = "auto"
+    """"auto", the name of a preset, or what a file holds."""
     tapa: Literal["auto", "on", "off"] = "auto"
     v_first: bool = True
     head_chunks: int | Literal["auto"] = "auto"
@@ -106,16 +108,16 @@ def _refuse(key: str, given: object, allowed: str) -> UserError:
     return UserError(f"option {key!r} of backend 'cocodiff' is {given!r}; allowed: {allowed}")
 
 
-def _check_topology(value: object) -> str:
+def _check_topology(value: object) -> str | Topology:
     allowed = f"'auto', a preset ({', '.join(PRESETS)}), or the path of a topology file"
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise _refuse("topology", value, allowed)
     source = str(value)
-    if source != "auto" and source not in PRESETS:
-        if not Path(source).is_file():
-            raise _refuse("topology", source, allowed)
-        load_topology(Path(source))
-    return source
+    if source == "auto" or source in PRESETS:
+        return source
+    if not Path(source).is_file():
+        raise _refuse("topology", source, allowed)
+    return load_topology(Path(source))
 
 
 def _check_tapa(value: object) -> str:

@@ -19,13 +19,13 @@ phase turns them into sources (s); m is what one rank sends to one other:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
@@ -57,7 +57,8 @@ class SplitTapaPhases:
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         flat = [item for site in found.sites for item in site.exchanges if not item.phases]
-        plans = [self._plan(item) for item in flat]
+        plan_once = functools.cache(self._plan)
+        plans = [plan_once(item.group, optimization_hint(item.size_bytes)) for item in flat]
         phased = [
             (item, self.machines[item.group], _in_order(item, plan.phases))
             for item, plan in zip(flat, plans, strict=True)
@@ -68,9 +69,8 @@ class SplitTapaPhases:
         notes = tuple(f"{number} exchanges: {plan}" for plan, number in counts.items())
         return PassResult(bool(phased), found.with_exchanges(rewritten), notes=notes)
 
-    def _plan(self, exchange: Exchange) -> PhasePlan:
-        topology = self.machines[exchange.group].topology
-        return plan_phases(topology, optimization_hint(exchange.size_bytes), self.tapa)
+    def _plan(self, group: str, size_bytes: int) -> PhasePlan:
+        return plan_phases(self.machines[group].topology, size_bytes, self.tapa)
 
 
 def _in_order(exchange: Exchange, phases: Phases) -> Phases:
@@ -137,7 +137,7 @@ def _begin(
         with graph.inserting_before(middle if started else flat.start):
             if started:
                 blocks = blocks.received()
-            blocks = blocks.to_front(axes).sent(len(axes), machine.groups[frozenset(axes)])
+            blocks = blocks.to_front(axes).sent(len(axes), machine.groups[axes])
             started.append((axes, blocks.value))
     return _Begun(exchange, machine, shape, blocks, tuple(started))
 
@@ -146,12 +146,12 @@ def _finish(graph: Graph, begun: _Begun) -> Exchange:
     """Waits for the last phase and puts its result in place of the exchange's."""
     exchange, machine = begun.exchange, begun.machine
     with graph.inserting_before(_wait_of(exchange.start)):
-        value = begun.blocks.received().turned(machine.axis_names).value
+        value = begun.blocks.received().turned(machine.message_order).value
         value = emit(graph, aten.view.default, value, begun.shape, like=value)
     for wait in _waits_behind(exchange.start):
         wait.replace_all_uses_with(value, delete_user_cb=lambda user: user.target is not WAIT)
     phases = tuple(
-        ExchangePhase(axes, start, _wait_of(start), machine.groups[frozenset(axes)])
+        ExchangePhase(axes, start, _wait_of(start), machine.groups[axes])
         for axes, start in begun.started
     )
     return replace(
@@ -176,9 +176,9 @@ class _Blocks:
     @classmethod
     def of(cls, graph: Graph, source: Node, machine: Machine, message: Shape) -> _Blocks:
         """Messages as the flat exchange takes them: to all ranks, in the order of ranks."""
-        sizes = {name: machine.topology.axis(name).size for name in machine.axis_names}
+        sizes = {name: machine.topology.axis(name).size for name in machine.message_order}
         source = emit_contiguous(graph, source)
-        return cls(graph, source, machine.axis_names, sizes, message).viewed()
+        return cls(graph, source, machine.message_order, sizes, message).viewed()
 
     def viewed(self) -> _Blocks:
         shape = [*(self.sizes[name] for name in self.order), *self.message]
@@ -198,14 +198,7 @@ class _Blocks:
         dims = [self.order.index(name) for name in order]
         dims += range(len(dims), len(dims) + len(self.message))
         turned = emit(self.graph, aten.permute.default, self.value, dims, like=self.value)
-        packed = emit(
-            self.graph,
-            aten.clone.default,
-            turned,
-            memory_format=torch.contiguous_format,
-            like=turned,
-        )
-        return replace(self, value=packed, order=order)
+        return replace(self, value=emit_contiguous(self.graph, turned), order=order)
 
     def sent(self, num_axes: int, group: str) -> _Blocks:
         """The all-to-all along the first `num_axes`, started."""

@@ -17,6 +17,8 @@ __all__ = ["INPUT_NAMES", "capture", "capture_calls", "fake_ranks", "is_weight_o
 
 INPUT_NAMES = "input_names"
 """Key of `GraphModule.meta`: what Dynamo calls each placeholder, parameters among them."""
+INPUT_VALUES = "input_values"
+"""Key of `GraphModule.meta`: what the graph was last called with."""
 
 
 def capture(
@@ -40,7 +42,9 @@ def capture_calls(
 
 
 def recording_backend(graphs: list[GraphModule]) -> Callable[..., Any]:
-    """A backend for torch.compile that keeps the ATen graphs and runs them as they are."""
+    """A backend for torch.compile that keeps the ATen graphs, with the names and values of inputs,
+    and runs them as they are.
+    """
     config = CompileConfig.from_options({"disable": ["recognize-ulysses"]})
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -49,7 +53,12 @@ def recording_backend(graphs: list[GraphModule]) -> Callable[..., Any]:
         def record(captured: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
             captured.meta[INPUT_NAMES] = names
             graphs.append(captured)
-            return make_boxed_func(captured.forward)
+
+            def call(*values: Any) -> Any:
+                captured.meta[INPUT_VALUES] = list(values)
+                return captured.forward(*values)
+
+            return make_boxed_func(call)
 
         return compile_graph(gm, example_inputs, config, record)
 
@@ -60,27 +69,13 @@ def capture_call(
     model: Callable[..., Any], *args: Any, dynamic: bool | None = None, **kwargs: Any
 ) -> tuple[GraphModule, list[Any]]:
     """The graph of a model that is captured in one piece, and the values it is called with."""
-    found: list[tuple[GraphModule, list[Any]]] = []
-    names: list[str] = []
-
-    def record(captured: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
-        def call(*values: Any) -> Any:
-            found.append((captured, list(values)))
-            return captured.forward(*values)
-
-        return make_boxed_func(call)
-
-    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        names.extend(str(node.target) for node in gm.graph.find_nodes(op="placeholder"))
-        config = CompileConfig.from_options({"disable": ["recognize-ulysses"]})
-        return compile_graph(gm, example_inputs, config, record)
-
+    graphs: list[GraphModule] = []
     torch._dynamo.reset()
+    backend = recording_backend(graphs)
     with torch.no_grad():
         torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)(*args, **kwargs)
-    ((gm, values),) = found
-    gm.meta[INPUT_NAMES] = names
-    return gm, values
+    (gm,) = graphs
+    return gm, gm.meta[INPUT_VALUES]
 
 
 def weight_name(gm: GraphModule, matmul: Node) -> str:

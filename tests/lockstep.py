@@ -13,24 +13,22 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, bound, c10d
+from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, WAIT, bound
 from cocodiff_compile.topology.groups import Machine
 
 Groups = Mapping[str, Callable[[int], Sequence[int]]]
 """Group name -> rank -> the ranks of that rank's group of this name, in order."""
-
-ALL_GATHER = c10d.all_gather_into_tensor.default
 
 
 def machine_groups(flat_name: str, machine: Machine) -> Groups:
     """The groups of a machine whose ranks are numbered from 0, and the one it fills."""
     topology = machine.topology
 
-    def along(axes: frozenset[str]) -> Callable[[int], Sequence[int]]:
+    def along(axes: Sequence[str]) -> Callable[[int], Sequence[int]]:
         return lambda rank: topology.ranks_along(rank, axes)
 
     groups = {name: along(axes) for axes, name in machine.groups.items()}
-    return {**groups, flat_name: along(frozenset(machine.axis_names))}
+    return {**groups, flat_name: along(topology.axis_names)}
 
 
 def run_lockstep(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from cocodiff_compile.explain import explain
@@ -36,11 +35,11 @@ def _half(_rank: int, num_ranks: int, cache: str) -> dict[str, Any]:
     model, x = Block().eval(), torch.ones(1, 2, WIDTH)
     found: dict[str, Any] = {"before": str(explain(model, x))}
     found["auto"] = _phases(model, x)
-    made = dict(groups._made[dist.group.WORLD])
+    made = dict(groups._made.get())
     found["on"] = _phases(Block().eval(), x, tapa="on")
-    found["same groups"] = made == groups._made[dist.group.WORLD]
+    found["same groups"] = made == groups._made.get()
     found["members"] = sorted(made)
-    (found["topology"],) = find_machines._found[dist.group.WORLD].values()
+    (found["topology"],) = find_machines._found.get().values()
     found["after"] = str(explain(model, x, options={"tapa": "on"}))
     return found
 

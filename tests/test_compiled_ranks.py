@@ -21,12 +21,12 @@ from torch.fx import GraphModule
 import cocodiff_compile
 from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT
 from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.lab.one_exchange import exchange_graph, origins, split_only_exchange
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.groups import make_machine
 from cocodiff_compile.topology.phase_plan import all_phases
-from tests.test_split_tapa_phases import exchange_graph, origins, split
 
 pytestmark = pytest.mark.gloo
 
@@ -113,7 +113,7 @@ def _every_plan(rank: int, num_ranks: int, file: str) -> dict[str, bool]:
     equal = {}
     for phases in all_phases(topology)[1:]:
         graph = exchange_graph(num_ranks)
-        split(graph, machine, phases)
+        split_only_exchange(graph, machine, phases)
         ours = GraphModule(nn.Module(), graph)(x)
         equal[str(phases)] = torch.equal(ours, flat)
     return equal

@@ -12,6 +12,7 @@ import torch
 
 from cocodiff_compile.config import PASS_NAMES, CompileConfig
 from cocodiff_compile.say_once import forget_what_was_said
+from cocodiff_compile.topology.axes import Axis, Link, Topology
 
 KEYS = ["topology", "tapa", "v_first", "head_chunks", "v_major", "debug_dir", "disable"]
 
@@ -42,11 +43,15 @@ def test_config_is_frozen() -> None:
         CompileConfig().v_first = False  # type: ignore[misc]
 
 
+PCIE = Link("pcie", 2e10, 4e10, 5e-6)
+ETHERNET = Link("ethernet", 1.25e9, 2.5e9, 5e-5, ranks_per_link=2)
+TWO_NODES = Topology("two-nodes", (Axis("tile", 2, PCIE), Axis("node", 2, ETHERNET)), 1e10)
+
 GOOD = [
     ("topology", "auto", "auto"),
     ("topology", "aurora", "aurora"),
-    ("topology", "examples/two_nodes.yaml", "examples/two_nodes.yaml"),
-    ("topology", Path("examples/two_nodes.yaml"), "examples/two_nodes.yaml"),
+    ("topology", "examples/two_nodes.yaml", TWO_NODES),
+    ("topology", Path("examples/two_nodes.yaml"), TWO_NODES),
     ("tapa", "auto", "auto"),
     ("tapa", "on", "on"),
     ("tapa", "off", "off"),
@@ -101,6 +106,17 @@ def test_bad_value_is_refused_with_key_value_and_what_is_allowed(
         CompileConfig.from_options({key: value})
     for words in (f"'{key}'", repr(value), allowed, "cocodiff"):
         assert words in str(caught.value)
+
+
+def test_a_topology_file_is_read_once(tmp_path: Path) -> None:
+    """What it holds is the option: another path to the same is the same, an edit is not seen."""
+    text = Path("examples/two_nodes.yaml").read_text()
+    file = tmp_path / "machine.yaml"
+    file.write_text(text)
+    config = CompileConfig.from_options({"topology": file})
+    file.write_text(text.replace("size: 2", "size: 3"))
+    assert config == CompileConfig.from_options({"topology": "examples/two_nodes.yaml"})
+    assert repr(config) != repr(CompileConfig.from_options({"topology": file}))
 
 
 def test_unknown_pass_is_named() -> None:

@@ -67,6 +67,8 @@ def _probes(rank: int, _num_ranks: int, cache: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["first"] = live_topology(CPU, budget_s=ENOUGH_S)
     found["again"] = live_topology(CPU, budget_s=ENOUGH_S)
+    os.environ["XDG_CACHE_HOME"] = f"{cache}/of the one that fails"
+    found["failed"] = live_topology(CPU, budget_s=SHORT)
     os.environ["COCODIFF_PROBE"] = "0"
     found["skipped"] = live_topology(CPU, budget_s=ENOUGH_S)
     grid = _grid(2, 2)
@@ -74,7 +76,7 @@ def _probes(rank: int, _num_ranks: int, cache: str) -> dict[str, Any]:
     found["short"] = probe(groups, grid, CPU, SHORT)
     found["refused"] = probe(groups, grid, torch.device("meta"))
     if rank == 2:  # it waits for ranks that wait for it elsewhere
-        groups[frozenset(["a0"])] = groups[frozenset(["a0", "a1"])]
+        groups["a0",] = groups["a0", "a1"]
     found["lost"] = probe(groups, grid, CPU, ENOUGH_S, patience_s=1.0)
     ones = torch.ones(1)
     dist.all_reduce(ones)
@@ -97,6 +99,7 @@ def test_emulated_nodes_are_found_and_every_phase_is_measured(ranks: list[dict[s
     measured = [phase.axes for phase in first.topology.measured]
     assert measured == [(), ("local",), ("node",), ("local", "node")]
     assert first.notes[-1].startswith("measured now, kept in")
+    assert not any(found[what].probe_failed for found in ranks for what in ("first", "again"))
 
 
 @pytest.mark.parametrize("what", ["first", "again", "skipped"])
@@ -117,6 +120,14 @@ def test_skipped_it_neither_measures_nor_reads_the_cache(ranks: list[dict[str, A
     for found in ranks:
         assert found["skipped"].topology.measured == ()
         assert found["skipped"].notes == ("not measured: COCODIFF_PROBE=0",)
+        assert not found["skipped"].probe_failed
+
+
+def test_a_live_topology_says_that_its_probe_failed(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["failed"].topology.measured == ()
+        assert "used up" in found["failed"].notes[-1]
+        assert found["failed"].probe_failed
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.explain import explain
 from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, aten, bound, size_bytes
-from cocodiff_compile.graph.exchanges import Exchanges
 from cocodiff_compile.graph.pipeline import PassResult, broken_rule
-from cocodiff_compile.graph.records import Exchange
+from cocodiff_compile.lab.one_exchange import (
+    FLAT,
+    exchange_graph,
+    exchanges_of,
+    origins,
+    split_only_exchange,
+)
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -45,7 +50,6 @@ from tests.idioms import IDIOMS
 from tests.lockstep import machine_groups, run_lockstep
 from tests.traced import traced
 
-FLAT = "all"
 GRIDS = {"2x3": (2, 3), "2x2x2": (2, 2, 2), "2x6": (2, 6), "2x6x2": (2, 6, 2), "2x6x8": (2, 6, 8)}
 
 
@@ -57,39 +61,6 @@ def machine(*sizes: int) -> Machine:
     names = ("tile", "gpu", "node")
     axes = tuple(Axis(name, size, link) for name, size in zip(names, sizes, strict=False))
     return sketch_machine(Topology("grid", axes, 1e9))
-
-
-def exchange_graph(num_ranks: int, rows: int = 2, columns: int = 3) -> Graph:
-    splits = [rows] * num_ranks
-
-    def exchange(x: torch.Tensor) -> torch.Tensor:
-        return torch.ops._c10d_functional.wait_tensor(
-            torch.ops._c10d_functional.all_to_all_single(x, splits, splits, FLAT)
-        )
-
-    return traced(exchange, torch.zeros(rows * num_ranks, columns))
-
-
-def exchanges_of(graph: Graph) -> list[Exchange]:
-    """Every all-to-all of a graph, as if recognised."""
-    return [
-        Exchange(item.start, item.wait, item.source, item.wait, "in", FLAT, (), (), 0, 0, 0)
-        for item in Exchanges.of(graph).by_start.values()
-    ]
-
-
-def split(graph: Graph, on: Machine, phases: Phases) -> Exchange:
-    (exchange,) = exchanges_of(graph)
-    (done,) = split_exchanges(graph, [(exchange, on, phases)]).values()
-    graph.lint()
-    return done
-
-
-def origins(num_ranks: int, rows: int = 2, columns: int = 3) -> list[list[torch.Tensor]]:
-    """Per rank a tensor whose values name the rank and the place they come from."""
-    size = num_ranks * rows * columns
-    values = torch.arange(float(size)).reshape(num_ranks * rows, columns)
-    return [[values + size * rank] for rank in range(num_ranks)]
 
 
 def equal_on_every_rank(
@@ -112,7 +83,7 @@ def test_every_plan_moves_every_element_to_where_flat_does(sizes: Sequence[int])
     flat = run_lockstep(exchange_graph(num_ranks), inputs, groups)
     for phases in all_phases(on.topology)[1:]:
         graph = exchange_graph(num_ranks)
-        split(graph, on, phases)
+        split_only_exchange(graph, on, phases)
         assert equal_on_every_rank(run_lockstep(graph, inputs, groups), flat), phases
 
 
@@ -127,7 +98,7 @@ def test_the_flat_exchange_of_the_proof_is_an_all_to_all() -> None:
 
 def _swapped(on: Machine) -> Machine:
     """A machine that takes one axis for another of the same length."""
-    tile, gpu = frozenset({"tile"}), frozenset({"gpu"})
+    tile, gpu = ("tile",), ("gpu",)
     return Machine(on.topology, {**on.groups, tile: on.groups[gpu], gpu: on.groups[tile]})
 
 
@@ -137,7 +108,7 @@ def test_swapped_groups_are_caught(phases: Phases) -> None:
     inputs, groups = origins(8), machine_groups(FLAT, on)
     flat = run_lockstep(exchange_graph(8), inputs, groups)
     graph = exchange_graph(8)
-    split(graph, _swapped(on), phases)
+    split_only_exchange(graph, _swapped(on), phases)
     assert not equal_on_every_rank(run_lockstep(graph, inputs, groups), flat)
 
 
@@ -151,7 +122,7 @@ def test_a_dropped_layout_change_is_caught(dropped: int) -> None:
     inputs, groups = origins(8), machine_groups(FLAT, on)
     flat = run_lockstep(exchange_graph(8), inputs, groups)
     graph = exchange_graph(8)
-    split(graph, on, (("tile",), ("gpu", "node")))
+    split_only_exchange(graph, on, (("tile",), ("gpu", "node")))
     assert len(_permutes(graph)) == 2, "one before each phase; the last leaves ranks in order"
     permute = _permutes(graph)[dropped]
     permute.replace_all_uses_with(permute.all_input_nodes[0])
@@ -164,7 +135,7 @@ def test_messages_and_bytes_per_axis_are_those_of_the_cost_model(sizes: Sequence
     on, num_ranks = machine(*sizes), math.prod(sizes)
     for phases in all_phases(on.topology)[1:]:
         graph = exchange_graph(num_ranks)
-        done = split(graph, on, phases)
+        done = split_only_exchange(graph, on, phases)
         assert tuple(phase.axes for phase in done.phases) == phases
         total = 0
         for phase in done.phases:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cocodiff_compile.cli import main
 from cocodiff_compile.topology.axes import Axis, Topology
 from cocodiff_compile.topology.files import load_topology, parse_topology
-from cocodiff_compile.topology.presets import ANY, PRESETS
+from cocodiff_compile.topology.presets import ANY, PRESETS, ranks_per_node
 
 ROOT = Path(__file__).parent.parent
 
@@ -58,6 +58,14 @@ def test_presets_fill_the_group(name: str, num_ranks: int, sizes: dict[str, int]
     topology = PRESETS[name](num_ranks)
     assert {axis.name: axis.size for axis in topology.axes} == sizes
     assert topology.num_ranks == num_ranks
+
+
+def test_ranks_of_a_full_node() -> None:
+    assert {name: ranks_per_node(name) for name in PRESETS} == {
+        "aurora": 12,
+        "dgx-h100": 8,
+        "flat": 1,
+    }
 
 
 @pytest.mark.parametrize(("name", "num_ranks"), [("aurora", 7), ("aurora", 18), ("dgx-h100", 12)])

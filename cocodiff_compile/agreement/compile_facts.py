@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from dataclasses import fields
 from importlib.metadata import version
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -14,10 +12,9 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.graph.aten import bound, is_collective, value_of
+from cocodiff_compile.graph.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.graph.records import Recognition
-from cocodiff_compile.topology.files import load_topology
-from cocodiff_compile.topology.presets import PRESETS
+from cocodiff_compile.topology.phase_plan import format_phases
 
 Facts: TypeAlias = "list[tuple[str, str]]"
 
@@ -32,9 +29,6 @@ def _setting_facts(config: CompileConfig) -> Facts:
         for field in fields(config)
         if field.name not in _OWN_OPTIONS
     ]
-    if config.topology != "auto" and config.topology not in PRESETS:
-        machine = load_topology(Path(config.topology))
-        options.append((f"the content of {config.topology}", repr(machine)))
     return [
         ("the version of torch", torch.__version__),
         ("the version of cocodiff-compile", version("cocodiff-compile")),
@@ -49,10 +43,8 @@ def captured_facts(graph: Graph, found: Recognition, group: str, config: Compile
     A recognised exchange has the same shape on every rank; what else a graph holds may not.
     """
     exchanges = {item.start for site in found.sites for item in site.exchanges}
-    lines = []
-    for node in collectives(graph):
-        if bound(node).get("group_name") == group:
-            lines.append(_line(node, with_shape=node in exchanges))
+    nodes = collectives_by_group(graph)[group]
+    lines = [_line(node, with_shape=node in exchanges) for node in nodes]
     return [*_setting_facts(config), *_numbered("collective", lines)]
 
 
@@ -60,19 +52,14 @@ def planned_facts(found: Recognition) -> dict[str, Facts]:
     """The phases of every exchange, by group, in the order of the graph."""
     lines: dict[str, list[str]] = {}
     for item in (item for site in found.sites for item in site.exchanges):
-        plan = " | ".join("+".join(phase.axes) for phase in item.phases) or "flat"
+        plan = format_phases([phase.axes for phase in item.phases])
         lines.setdefault(item.group, []).append(f"the phases {plan}")
     return {group: _numbered("exchange", plans) for group, plans in lines.items()}
 
 
-def collectives(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if node.op == "call_function" and is_collective(node))
-
-
 def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Name and ranks of every group that a graph communicates over, in the order of their use."""
-    names = (bound(node).get("group_name") for node in collectives(graph))
-    found = {str(name): group_ranks(str(name)) for name in names}
+    found = {name: group_ranks(name) for name in collectives_by_group(graph)}
     return {name: ranks for name, ranks in found.items() if ranks is not None}
 
 

@@ -16,15 +16,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from cocodiff_compile.agreement.compile_facts import Facts
-from cocodiff_compile.agreement.failures import ranks_are_real
 from cocodiff_compile.agreement.heartbeat import beating
 from cocodiff_compile.agreement.waiting import stay_until_read, store_reached, wait_for
+from cocodiff_compile.agreement.world import PerWorld
 from cocodiff_compile.compat import default_store
 from cocodiff_compile.errors import PeerError, UserError
 
@@ -40,23 +38,18 @@ class _Memory:
     agreed: set[str] = field(default_factory=set)
 
 
-_memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
-
-
-def _memory() -> _Memory:
-    return _memories.setdefault(dist.group.WORLD, _Memory())
+_memory = PerWorld(_Memory)
 
 
 @contextmanager
 def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[CompileRounds | None]:
     """Compares what was captured, per group, then runs the block, then waits until the block is
-    done on every rank.
+    done on every rank. For ranks that are real.
 
-    None, and no word to anyone, if no other rank is real or the groups have agreed on the same
-    before.
+    None, and no word to anyone, if the groups have agreed on the same before.
     """
     digest = hashlib.sha256(json.dumps([groups, captured]).encode()).hexdigest()
-    if not groups or not ranks_are_real() or digest in _memory().agreed:
+    if digest in _memory.get().agreed:
         yield None
         return
     with beating(default_store(), dist.get_rank()):
@@ -64,7 +57,7 @@ def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[Co
         rounds.compare("captured", captured)
         yield rounds
         rounds.compare("compiled", {})
-    _memory().agreed.add(digest)
+    _memory.get().agreed.add(digest)
 
 
 class CompileRounds:
@@ -72,7 +65,7 @@ class CompileRounds:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._numbers = {name: _memory().rounds.get(ranks, 0) for name, ranks in groups.items()}
+        self._numbers = {name: _memory.get().rounds.get(ranks, 0) for name, ranks in groups.items()}
 
     def compare(self, stage: str, facts: Mapping[str, Facts]) -> None:
         """Waits for the facts of every rank of every group; raises on all if they differ."""
@@ -87,7 +80,7 @@ class CompileRounds:
         ranks = self._groups[name]
         keys = {rank: self._key(name, stage, rank) for rank in ranks}
         self._wait(name, stage, keys)
-        _memory().rounds[ranks] = self._numbers[name] + 1
+        _memory.get().rounds[ranks] = self._numbers[name] + 1
         given = {rank: json.loads(default_store().get(key)) for rank, key in keys.items()}
         if difference := first_difference(given):
             default_store().set(f"{keys[dist.get_rank()]}/read", "")

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.compat import default_store
 from cocodiff_compile.errors import PeerError
 
@@ -31,16 +31,7 @@ class _Memory:
     failures_read: int = 0
 
 
-_memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
-
-
-def _memory() -> _Memory:
-    return _memories.setdefault(dist.group.WORLD, _Memory())
-
-
-def ranks_are_real() -> bool:
-    """Whether there are other processes to agree with."""
-    return dist.is_initialized() and dist.get_backend() != "fake" and dist.get_world_size() > 1
+_memory = PerWorld(_Memory)
 
 
 @contextmanager
@@ -49,7 +40,7 @@ def failures_told() -> Iterator[None]:
     if not ranks_are_real():
         yield
         return
-    memory = _memory()
+    memory = _memory.get()
     memory.attempts += 1
     with suppress(dist.DistError):
         memory.failures_before = default_store().add(_COUNT, 0)
@@ -67,7 +58,7 @@ def _tell(error: Exception) -> None:
     store, rank = default_store(), dist.get_rank()
     number = store.add(_COUNT, 1)
     text = f"{type(error).__name__}: {error}"
-    record = {"rank": rank, "text": text, "attempt": _memory().attempts}
+    record = {"rank": rank, "text": text, "attempt": _memory.get().attempts}
     store.set(f"cocodiff/failure/{number}", json.dumps(record))
     waiting = {other for other in range(dist.get_world_size()) if other != rank}
     end = time.monotonic() + LAST_WORDS_S
@@ -83,7 +74,7 @@ def _read_key(number: int, rank: int) -> str:
 
 def new_failures() -> Iterator[dict[str, Any]]:
     """Those this rank has not read, without those of earlier attempts that are over."""
-    store, memory = default_store(), _memory()
+    store, memory = default_store(), _memory.get()
     for number in range(memory.failures_read + 1, store.add(_COUNT, 0) + 1):
         key = f"cocodiff/failure/{number}"
         if not store.check([key]):

@@ -22,6 +22,7 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
 ALL_TO_ALL = c10d.all_to_all_single.default
+ALL_GATHER = c10d.all_gather_into_tensor.default
 WAIT = c10d.wait_tensor.default
 
 FUSED_ATTENTION = frozenset(
@@ -200,6 +201,16 @@ def is_collective(node: Node) -> bool:
         and node.target.namespace == "_c10d_functional"
         and node.target is not WAIT
     )
+
+
+def collectives_by_group(graph: Graph) -> dict[str, list[Node]]:
+    """The collectives of a graph, in its order, by the name of the group they run over."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        name = bound(node).get("group_name") if is_collective(node) else None
+        if isinstance(name, str):
+            found.setdefault(name, []).append(node)
+    return found
 
 
 def is_softmax(nodes: Sequence[Node]) -> bool:

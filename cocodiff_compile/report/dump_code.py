@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.compat import group_ranks, optimization_hint
-from cocodiff_compile.graph.aten import bound, is_collective
+from cocodiff_compile.graph.aten import bound, collectives_by_group
 
 _TEMPLATE = '''"""{title}
 
@@ -103,12 +103,10 @@ def op_counts(graph: Graph) -> dict[str, int]:
 
 
 def _groups(graph: Graph, rank: int) -> dict[str, tuple[int, ...]]:
-    groups: dict[str, tuple[int, ...]] = {}
-    for node in graph.nodes:
-        name = bound(node).get("group_name") if is_collective(node) else None
-        if isinstance(name, str) and name not in groups:
-            groups[name] = group_ranks(name) or _as_many_ranks(node, rank)
-    return groups
+    return {
+        name: group_ranks(name) or _as_many_ranks(nodes[0], rank)
+        for name, nodes in collectives_by_group(graph).items()
+    }
 
 
 def _as_many_ranks(node: Node, rank: int) -> tuple[int, ...]:

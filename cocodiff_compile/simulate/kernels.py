@@ -25,13 +25,12 @@ from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten, c10d
+from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
 from cocodiff_compile.simulate.devices import Device
 from cocodiff_compile.simulate.program import Compute, Program, Start, Step, Wait
 from cocodiff_compile.topology.axes import Topology
 
 _NAMED_VIEWS = (operator.getitem, aten._unsafe_view.default, torch.ops.prim.device.default)
-ALL_GATHER = c10d.all_gather_into_tensor.default
 
 
 @dataclass(frozen=True)
@@ -127,8 +126,7 @@ class ProgramBuilder:
 
     def _axes(self, group: str) -> tuple[str, ...]:
         """Groups made for phases are named by their axes; any other is the whole Ulysses group."""
-        names = tuple(axis.name for axis in self.topology.axes)
-        wanted = group.split("+")
+        names, wanted = self.topology.axis_names, group.split("+")
         return tuple(name for name in names if name in wanted) or names
 
 

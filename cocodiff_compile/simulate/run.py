@@ -19,10 +19,10 @@ from cocodiff_compile.simulate.published import published_figure
 from cocodiff_compile.simulate.ways import FLAT, ways_for
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.exchange_cost import traffic
-from cocodiff_compile.topology.presets import PRESETS
+from cocodiff_compile.topology.phase_plan import format_phases
+from cocodiff_compile.topology.presets import PRESETS, ranks_per_node
 from cocodiff_compile.topology.show import find_topology
 
-RANKS_PER_NODE = {"aurora": 12, "dgx-h100": 8, "flat": 1}
 LARGEST_DEFAULT_DEGREE = 48
 """As in the paper, which runs degrees of 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes of Aurora."""
 
@@ -125,7 +125,7 @@ def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Case:
 def _ranks_per_node(source: str) -> int:
     """Of a file: the ranks below its outermost axis."""
     if source in PRESETS:
-        return RANKS_PER_NODE[source]
+        return ranks_per_node(source)
     topology = find_topology(source, None)
     return topology.num_ranks // topology.axes[-1].size
 
@@ -191,9 +191,7 @@ def link_use(topology: Topology, starts: list[Start]) -> list[LinkUse]:
 def _phases(exchanges: list[Start], topology: Topology) -> str:
     """The phases that occur, each once, in the order in which they do."""
     phases = list(dict.fromkeys(start.axes for start in exchanges))
-    if phases == [tuple(axis.name for axis in topology.axes)]:
-        return "one phase"
-    return " | ".join("+".join(axes) for axes in phases)
+    return "one phase" if phases == [topology.axis_names] else format_phases(phases)
 
 
 def _notes(case: Case) -> list[str]:

@@ -60,11 +60,16 @@ class Topology:
     def num_ranks(self) -> int:
         return math.prod(axis.size for axis in self.axes)
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Innermost first."""
+        return tuple(axis.name for axis in self.axes)
+
     def axis(self, name: str) -> Axis:
         for axis in self.axes:
             if axis.name == name:
                 return axis
-        names = ", ".join(axis.name for axis in self.axes)
+        names = ", ".join(self.axis_names)
         raise UserError(f"topology {self.name!r} has no axis {name!r}; it has: {names}")
 
     def measured_along(self, names: Iterable[str], size_bytes: float) -> MeasuredPhase | None:

@@ -49,7 +49,7 @@ class RankPlace:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineKind:
     """Default figures of a kind of machine, for what was not measured."""
 
     inside: str
@@ -59,10 +59,10 @@ class Machine:
     copy_bytes_per_s: float
 
 
-MACHINES = {
-    "cpu": Machine("local", LOOPBACK, LOOPBACK, ETHERNET, 2 * GB),
-    "cuda": Machine("gpu", NVLINK, NVLINK, INFINIBAND, 3000 * GB),
-    "xpu": Machine("gpu", TILE, XE_LINK, SLINGSHOT, 1000 * GB),
+MACHINE_KINDS = {
+    "cpu": MachineKind("local", LOOPBACK, LOOPBACK, ETHERNET, 2 * GB),
+    "cuda": MachineKind("gpu", NVLINK, NVLINK, INFINIBAND, 3000 * GB),
+    "xpu": MachineKind("gpu", TILE, XE_LINK, SLINGSHOT, 1000 * GB),
 }
 
 
@@ -76,23 +76,23 @@ class Detected:
 
 def detect(places: Sequence[RankPlace]) -> Detected:
     """The axes of a group whose ranks, in group order, run at these places; pure."""
-    machine = MACHINES.get(places[0].device_type, MACHINES["cpu"])
+    kind = MACHINE_KINDS.get(places[0].device_type, MACHINE_KINDS["cpu"])
     per_host, reason = _equal_runs([place.host for place in places], "hosts")
     if reason:
-        axes = [Axis("rank", len(places), machine.node)]
-        return Detected(_topology(axes, machine), (f"{reason}; ranks are taken as one axis",))
+        axes = [Axis("rank", len(places), kind.node)]
+        return Detected(_topology(axes, kind), (f"{reason}; ranks are taken as one axis",))
     per_card, reason = _ranks_per_card(places, per_host)
     sizes = [
-        ("tile", per_card, machine.tile),
-        (machine.inside, per_host // per_card, machine.local),
-        ("node", len(places) // per_host, machine.node),
+        ("tile", per_card, kind.tile),
+        (kind.inside, per_host // per_card, kind.local),
+        ("node", len(places) // per_host, kind.node),
     ]
     axes = [Axis(name, size, link) for name, size, link in sizes if size > 1]
-    return Detected(_topology(axes, machine), (reason,) if reason else ())
+    return Detected(_topology(axes, kind), (reason,) if reason else ())
 
 
-def _topology(axes: list[Axis], machine: Machine) -> Topology:
-    return Topology("auto", tuple(split_axes(axes)), machine.copy_bytes_per_s)
+def _topology(axes: list[Axis], kind: MachineKind) -> Topology:
+    return Topology("auto", tuple(split_axes(axes)), kind.copy_bytes_per_s)
 
 
 def _equal_runs(keys: Sequence[str], what: str) -> tuple[int, str | None]:

@@ -215,8 +215,8 @@ def _draw_words(
 def _measured(topology: Topology) -> str:
     """The largest size that was measured: along each axis, and flat."""
     size = topology.measured[0].points[-1][0]
-    shown: dict[tuple[str, ...], str] = {(axis.name,): axis.name for axis in topology.axes}
-    shown[tuple(axis.name for axis in topology.axes)] = "flat"
+    shown: dict[tuple[str, ...], str] = {(name,): name for name in topology.axis_names}
+    shown[topology.axis_names] = "flat"
     times = ", ".join(
         f"{shown[phase.axes]} {phase.seconds(size) * 1e3:.3g} ms"
         for phase in topology.measured

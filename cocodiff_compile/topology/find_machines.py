@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch.distributed as dist
-
-from cocodiff_compile.agreement.failures import ranks_are_real
+from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
 from cocodiff_compile.graph.records import Exchange, Recognition
@@ -17,16 +13,15 @@ from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import RankPlace, detect
 from cocodiff_compile.topology.groups import Machine, make_machine, sketch_machine
 from cocodiff_compile.topology.live import live_topology
-from cocodiff_compile.topology.probe_cache import probe_wanted
-from cocodiff_compile.topology.show import find_topology
+from cocodiff_compile.topology.presets import PRESETS
 
 log = logging.getLogger(__name__)
 
-_found: WeakKeyDictionary[Any, dict[tuple[int, ...], Topology]] = WeakKeyDictionary()
-"""Per world what `auto` found under a group: a rank that compiles again, alone, must not ask."""
+_found: PerWorld[dict[tuple[int, ...], Topology]] = PerWorld(dict)
+"""What `auto` found under a group of ranks: one that compiles again, alone, must not ask."""
 
 
-def find_machines(found: Recognition, source: str, live: bool) -> dict[str, Machine]:
+def find_machines(found: Recognition, source: str | Topology, live: bool) -> dict[str, Machine]:
     """By the name of the group. On a live group all ranks call this at the same time; a rank that
     only looks sees a measured machine once a live compile has measured it.
     """
@@ -34,11 +29,13 @@ def find_machines(found: Recognition, source: str, live: bool) -> dict[str, Mach
     return {name: _machine(exchange, source, live) for name, exchange in groups.items()}
 
 
-def _machine(exchange: Exchange, source: str, live: bool) -> Machine:
-    if source == "auto":
+def _machine(exchange: Exchange, source: str | Topology, live: bool) -> Machine:
+    if isinstance(source, Topology):
+        topology = source.for_ranks(exchange.num_ranks)
+    elif source == "auto":
         topology = _auto(exchange, live)
     else:
-        topology = find_topology(source, exchange.num_ranks)
+        topology = PRESETS[source](exchange.num_ranks)
     if not live:
         return sketch_machine(topology)
     with outside_the_compiler():
@@ -46,16 +43,15 @@ def _machine(exchange: Exchange, source: str, live: bool) -> Machine:
 
 
 def _auto(exchange: Exchange, live: bool) -> Topology:
-    known = _found.setdefault(dist.group.WORLD, {})
+    known = _found.get()
     if exchange.ranks not in known:
         if not (live and ranks_are_real()):
             return detect([RankPlace("")] * exchange.num_ranks).topology
         with outside_the_compiler():
             device = value_of(exchange.start).device
             found = live_topology(device, find_group(exchange.group))
-        expected = found.topology.measured or len(found.topology.axes) == 1 or not probe_wanted()
+        level = logging.WARNING if found.probe_failed else logging.INFO
         for note in found.notes:
-            level = logging.INFO if expected else logging.WARNING
             say_once(log, level, f"topology of ranks {list(exchange.ranks)}: {note}")
         known[exchange.ranks] = found.topology
     return known[exchange.ranks]

@@ -10,47 +10,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from cocodiff_compile.agreement.world import PerWorld
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.phase_plan import all_phases
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The topology under one Ulysses group, and the name of this rank's group per set of axes."""
+    """The topology under one Ulysses group, and the name of this rank's group per set of axes.
+
+    Axes of a set are in the order of the topology, as in a phase of a plan.
+    """
 
     topology: Topology
-    groups: Mapping[frozenset[str], str]
+    groups: Mapping[tuple[str, ...], str]
 
     @property
-    def axis_names(self) -> tuple[str, ...]:
-        """Outermost first, as the flat exchange orders its messages."""
-        return tuple(axis.name for axis in reversed(self.topology.axes))
+    def message_order(self) -> tuple[str, ...]:
+        """Axis names, outermost first: as the flat exchange orders its messages."""
+        return self.topology.axis_names[::-1]
 
 
-_made: WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
-"""Per world the process groups made here, by their members."""
+_made: PerWorld[dict[tuple[int, ...], Any]] = PerWorld(dict)
+"""The process groups made here, by their members."""
 
 
-def axis_sets(topology: Topology) -> list[frozenset[str]]:
+def axis_sets(topology: Topology) -> list[tuple[str, ...]]:
     """Every set of axes that a phase of some plan runs along, in order; the flat one is first."""
-    plans = all_phases(topology)
-    return list(dict.fromkeys(frozenset(axes) for phases in plans for axes in phases))
+    return list(dict.fromkeys(axes for phases in all_phases(topology) for axes in phases))
 
 
 def sketch_machine(topology: Topology) -> Machine:
     """A machine to look at plans with: its groups have names, and do not exist."""
-    names = [axis.name for axis in topology.axes]
-    return Machine(
-        topology,
-        {
-            axes: "+".join(name for name in names if name in axes)
-            for axes in axis_sets(topology)[1:]
-        },
-    )
+    return Machine(topology, {axes: "+".join(axes) for axes in axis_sets(topology)[1:]})
 
 
 def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
@@ -60,8 +55,8 @@ def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
 
 
 def make_groups(
-    ranks: tuple[int, ...], topology: Topology, wanted: Sequence[frozenset[str]]
-) -> dict[frozenset[str], Any]:
+    ranks: tuple[int, ...], topology: Topology, wanted: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], Any]:
     """This rank's process group for every wanted set of axes."""
     topology.for_ranks(len(ranks))
     place = ranks.index(dist.get_rank())
@@ -73,13 +68,11 @@ def make_groups(
 
 def forget_groups() -> None:
     """Makes new groups from now on: a collective that timed out leaves its group unusable."""
-    _made.pop(dist.group.WORLD, None)
+    _made.forget()
 
 
 def _group_of(members: tuple[int, ...]) -> Any:
-    world = dist.group.WORLD
-    assert world is not None, "a graph with collectives has a process group"
-    known = _made.setdefault(world, {})
+    known = _made.get()
     if members not in known:
         known[members] = dist.new_group(list(members), use_local_synchronization=True)
     return known[members]

@@ -27,6 +27,8 @@ class LiveTopology:
     rank: int
     topology: Topology
     notes: tuple[str, ...]
+    probe_failed: bool
+    """The ranks tried to measure and could not."""
 
 
 def live_topology_under_torchrun() -> LiveTopology:
@@ -52,8 +54,18 @@ def live_topology(device: torch.device, group: Any = None, budget_s: float = 2.0
     dist.all_gather_object(places, place_of_this_rank(device), group=group)
     detected = detect(places)
     live = _Live(ranks, group, device, budget_s)
-    topology, note = live.measured(detected.topology, places)
-    return LiveTopology(dist.get_rank(), topology, (*detected.reasons, note))
+    found = live.measured(detected.topology, places)
+    notes = (*detected.reasons, found.note)
+    return LiveTopology(dist.get_rank(), found.topology, notes, found.probe_failed)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A topology, and in a sentence where its measurements come from or why it has none."""
+
+    topology: Topology
+    note: str
+    probe_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,20 +75,23 @@ class _Live:
     device: torch.device
     budget_s: float
 
-    def measured(self, topology: Topology, places: Sequence[RankPlace]) -> tuple[Topology, str]:
-        """The topology with measurements, from the cache or new, and where they come from."""
+    def measured(self, topology: Topology, places: Sequence[RankPlace]) -> _Measured:
+        """The topology with measurements, from the cache or new, where there is a choice."""
         if len(topology.axes) == 1:
-            return topology, "not measured: one axis, nothing to choose between"
+            return _Measured(topology, "not measured: one axis, nothing to choose between")
         if not probe_cache.probe_wanted():
-            return topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0"
+            return _Measured(topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0")
         key = probe_cache.cache_key(topology, places, dist.get_backend(self.group))
         kept = self._from_first_rank(probe_cache.load(key) if self._is_first else None)
         if kept:
-            return kept, f"measured before; delete {probe_cache.file_of(key)} to measure anew"
+            note = f"measured before; delete {probe_cache.file_of(key)} to measure anew"
+            return _Measured(kept, note)
         probed = self._probe(topology)
-        if probed.reason is None and self._is_first:
+        if probed.reason is not None:
+            return _Measured(probed.topology, probed.reason, probe_failed=True)
+        if self._is_first:
             probe_cache.save(key, probed.topology)
-        return probed.topology, probed.reason or f"measured now, kept in {probe_cache.file_of(key)}"
+        return _Measured(probed.topology, f"measured now, kept in {probe_cache.file_of(key)}")
 
     def _probe(self, topology: Topology) -> Probed:
         """Over groups of its own: the user's must survive what happens here."""

@@ -7,7 +7,7 @@ topology and the size, so that every rank that agrees on those agrees on the pla
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -18,8 +18,8 @@ from cocodiff_compile.topology.exchange_cost import exchange_seconds, is_measure
 MAX_PHASES = 3
 
 MIN_GAIN = 0.05
-"""What phases must save of the flat exchange's time before "auto" leaves it. Repeated probes of 24
-gloo ranks on two cores differed by about as much (docs/topology.md)."""
+"""What phases must save of the flat exchange's time before "auto" leaves it: about as much as the
+same exchange differs from itself (docs/topology.md, rows in which "auto" takes flat)."""
 
 Phases: TypeAlias = "tuple[tuple[str, ...], ...]"
 
@@ -36,12 +36,17 @@ class PhasePlan:
         return len(self.phases) == 1
 
     def __str__(self) -> str:
-        return "flat" if self.is_flat else " | ".join("+".join(phase) for phase in self.phases)
+        return format_phases(self.phases)
+
+
+def format_phases(phases: Sequence[Sequence[str]]) -> str:
+    """`tile | gpu+node`; `flat` for an exchange that is not parted."""
+    return " | ".join(map("+".join, phases)) if len(phases) > 1 else "flat"
 
 
 def all_phases(topology: Topology) -> list[Phases]:
     """Flat first, then every ordered way to put the axes into 2 or 3 phases, inner axes early."""
-    names = tuple(axis.name for axis in topology.axes)
+    names = topology.axis_names
     found: list[Phases] = [(names,)]
     for count in range(2, min(MAX_PHASES, len(names)) + 1):
         found += _ordered_partitions(names, count)
@@ -73,7 +78,7 @@ def plan_phases(
     if tapa == "off" or (tapa == "auto" and not phased):
         return flat_plan
     if not phased:
-        names = ", ".join(axis.name for axis in topology.axes)
+        names = ", ".join(topology.axis_names)
         raise UserError(
             f"tapa='on' needs a topology with two axes or more; {topology.name!r} has: {names}"
         )

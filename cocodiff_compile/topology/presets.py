@@ -5,6 +5,7 @@ Figures are published ones where nothing else is said; none was measured by this
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from cocodiff_compile.errors import UserError
@@ -42,17 +43,22 @@ INFINIBAND = Link("infiniband-ndr", 50 * GB, 100 * GB, latency_s=8 * MICROSECOND
 
 ANY = Link("any", 10 * GB, 20 * GB, latency_s=20 * MICROSECOND)
 
+_INSIDE_A_NODE: dict[str, list[tuple[str, int, Link]]] = {
+    "aurora": [("tile", 2, TILE), ("gpu", 6, XE_LINK)],
+    "dgx-h100": [("gpu", 8, NVLINK)],
+    "flat": [],
+}
+"""By preset: axes, their sizes in a full node, and their links, innermost first."""
+
 
 def aurora(num_ranks: int) -> Topology:
     """2 tiles x 6 GPUs x nodes; less than a node is 2 tiles x some GPUs."""
-    levels = [("tile", 2, TILE), ("gpu", 6, XE_LINK), ("node", None, SLINGSHOT)]
-    return _fill("aurora", num_ranks, levels, copy_bytes_per_s=1000 * GB)
+    return _fill("aurora", num_ranks, SLINGSHOT, copy_bytes_per_s=1000 * GB)
 
 
 def dgx_h100(num_ranks: int) -> Topology:
     """8 GPUs x nodes."""
-    levels = [("gpu", 8, NVLINK), ("node", None, INFINIBAND)]
-    return _fill("dgx-h100", num_ranks, levels, copy_bytes_per_s=3000 * GB)
+    return _fill("dgx-h100", num_ranks, INFINIBAND, copy_bytes_per_s=3000 * GB)
 
 
 def flat(num_ranks: int) -> Topology:
@@ -67,22 +73,23 @@ PRESETS: dict[str, Callable[[int], Topology]] = {
 }
 
 
-def _fill(
-    name: str,
-    num_ranks: int,
-    levels: list[tuple[str, int | None, Link]],
-    copy_bytes_per_s: float,
-) -> Topology:
-    """Levels from the inside out until the ranks are used up; the last takes what is left."""
-    axes, left = [], num_ranks
+def ranks_per_node(preset: str) -> int:
+    """Of a full node; without levels inside it, every rank is a node."""
+    return math.prod(size for _, size, _ in _INSIDE_A_NODE[preset])
+
+
+def _fill(name: str, num_ranks: int, between_nodes: Link, copy_bytes_per_s: float) -> Topology:
+    """Levels from the inside out until the ranks are used up; nodes take what is left."""
+    levels, axes, left = _INSIDE_A_NODE[name], [], num_ranks
     for axis_name, size, link in levels:
-        wanted = left if size is None else min(size, left)
+        wanted = min(size, left)
         if left % wanted:
-            full = " x ".join(str(level[1] or "nodes") for level in levels)
+            full = " x ".join(str(level[1]) for level in levels)
             raise UserError(
-                f"topology {name!r} is {full}: {num_ranks} ranks do not fill whole levels of it"
+                f"topology {name!r} is {full} x nodes: {num_ranks} ranks do not fill whole levels "
+                "of it"
             )
-        if wanted > 1:
-            axes.append(Axis(axis_name, wanted, link))
+        axes.append(Axis(axis_name, wanted, link))
         left //= wanted
-    return Topology(name, tuple(axes), copy_bytes_per_s)
+    axes.append(Axis("node", left, between_nodes))
+    return Topology(name, tuple(axis for axis in axes if axis.size > 1), copy_bytes_per_s)

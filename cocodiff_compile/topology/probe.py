@@ -57,7 +57,7 @@ class Probed:
 
 
 def probe(
-    group_for_axes: Mapping[frozenset[str], dist.ProcessGroup],
+    group_for_axes: Mapping[tuple[str, ...], dist.ProcessGroup],
     topology: Topology,
     device: torch.device,
     budget_s: float = 2.0,
@@ -162,17 +162,15 @@ class _Bench:
 
     def __init__(
         self,
-        groups: Mapping[frozenset[str], dist.ProcessGroup],
+        groups: Mapping[tuple[str, ...], dist.ProcessGroup],
         topology: Topology,
         device: torch.device,
         patience: timedelta,
     ) -> None:
-        names = [axis.name for axis in topology.axes]
-        named = {tuple(name for name in names if name in axes): groups[axes] for axes in groups}
-        self.axes = [(), *sorted(named, key=lambda axes: (len(axes), axes))]
-        self._groups = [None, *(named[axes] for axes in self.axes[1:])]
-        self._turns = _turns(self.axes, names)
-        self._whole = groups[frozenset(names)]
+        self.axes = [(), *sorted(groups, key=lambda axes: (len(axes), axes))]
+        self._groups = [None, *(groups[axes] for axes in self.axes[1:])]
+        self._turns = _turns(self.axes, topology.axis_names)
+        self._whole = groups[topology.axis_names]
         self._num_ranks = topology.num_ranks
         self._device, self._patience = device, patience
         self._buffers: dict[float, Tensor] = {}

@@ -1,0 +1,61 @@
+"""One all-to-all alone: its graph, its phases, and values that name their origin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT
+from cocodiff_compile.graph.exchanges import Exchanges
+from cocodiff_compile.graph.records import Exchange
+from cocodiff_compile.passes.split_tapa_phases import split_exchanges
+from cocodiff_compile.topology.groups import Machine
+from cocodiff_compile.topology.phase_plan import Phases
+
+FLAT = "all"
+"""The name of the group over all ranks, where nothing runs and none needs to exist."""
+MESSAGE = (2, 3)
+"""The shape of what one rank sends to one other."""
+
+
+def exchange_graph(num_ranks: int, message: Sequence[int] = MESSAGE, group: str = FLAT) -> Graph:
+    """A graph that exchanges its input, the messages to all ranks along the first dim."""
+    rows, *others = message
+    splits = [rows] * num_ranks
+
+    def exchange(x: Tensor) -> Tensor:
+        result: Tensor = WAIT(ALL_TO_ALL(x, splits, splits, group))
+        return result
+
+    graph: Graph = make_fx(exchange, tracing_mode="fake")(
+        torch.zeros(rows * num_ranks, *others)
+    ).graph
+    return graph
+
+
+def exchanges_of(graph: Graph) -> list[Exchange]:
+    """Every all-to-all of a graph, as if recognised."""
+    return [
+        Exchange(item.start, item.wait, item.source, item.wait, "in", item.group, (), (), 0, 0, 0)
+        for item in Exchanges.of(graph).by_start.values()
+    ]
+
+
+def split_only_exchange(graph: Graph, machine: Machine, phases: Phases) -> Exchange:
+    """Rewrites the only exchange of a graph into phases; the new one."""
+    (exchange,) = exchanges_of(graph)
+    (done,) = split_exchanges(graph, [(exchange, machine, phases)]).values()
+    graph.lint()
+    return done
+
+
+def origins(num_ranks: int, message: Sequence[int] = MESSAGE) -> list[list[Tensor]]:
+    """The input of the graph on every rank: values name the rank and the place they come from."""
+    rows, *others = message
+    values = torch.arange(float(num_ranks * torch.Size(message).numel()))
+    values = values.reshape(num_ranks * rows, *others)
+    return [[values + values.numel() * rank] for rank in range(num_ranks)]
