@@ -166,8 +166,15 @@ class _Dumps:
 def _publish(
     graph: Graph, report: PipelineReport, config: CompileConfig, dumps: _Dumps, live: bool
 ) -> None:
-    summary, sent = describe_report(report), collectives_of(graph)
-    found = GraphReport(dumps.number, dumps.rank, config, report, summary, sent)
+    found = GraphReport(
+        dumps.number,
+        dumps.rank,
+        config,
+        report,
+        describe_report(report),
+        len(graph.nodes),
+        collectives_of(graph),
+    )
     for dump in dumps.observers:
         dump.finished(found.summary)
     if live:

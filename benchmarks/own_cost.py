@@ -2,7 +2,7 @@
 
     make bench-own-cost
 
-FLUX blocks, half of them double-stream, on a fake group of ranks. Every compile runs in a process of
+FLUX blocks, half of them double-stream, on a fake group. Every compile runs in a process of
 its own with empty caches, so each figure is that of a first start; the two backends take turns.
 """
 
@@ -88,9 +88,9 @@ def measure(backend: str, layers: int) -> Cost:
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if not reports:
         return Cost(backend, layers, seconds, peak_mib)
-    summary = reports[0].summary
-    passes = {item["pass"]: item["ms"] for item in summary["passes"]}
-    return Cost(backend, layers, seconds, peak_mib, summary["num_nodes"], passes)
+    (report,) = reports
+    passes = {item["pass"]: item["ms"] for item in report.summary["passes"]}
+    return Cost(backend, layers, seconds, peak_mib, report.num_nodes, passes)
 
 
 def _table(costs: list[Cost]) -> str:

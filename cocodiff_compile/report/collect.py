@@ -23,8 +23,9 @@ class GraphReport:
     config: CompileConfig
     report: PipelineReport
     summary: dict[str, Any]
+    num_nodes: int
     collectives: tuple[Collective, ...]
-    """Of the graph that code is generated from."""
+    """Of the graph that code is generated from, as is the number of nodes."""
 
 
 _listeners: list[list[GraphReport]] = []

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.agreement.compile_facts import collectives
 from cocodiff_compile.compat import group_ranks, optimization_hint
-from cocodiff_compile.graph.aten import ALL_TO_ALL, bound, value_of
+from cocodiff_compile.graph.aten import ALL_TO_ALL, bound, is_collective, value_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def collectives_of(graph: Graph) -> tuple[Collective, ...]:
     An all-to-all sends its splits, any other collective all it holds to every rank. Symbolic sizes
     count as they were when first compiled.
     """
-    found = (_collective(node) for node in collectives(graph))
+    found = (_collective(node) for node in graph.nodes if is_collective(node))
     return tuple(item for item in found if item is not None)
 
 

@@ -59,4 +59,4 @@ def _auto(exchange: Exchange, live: bool) -> Topology:
 
 def forget_machines() -> None:
     """`auto` looks and measures again from now on: for links that were changed meanwhile."""
-    _found.pop(dist.group.WORLD, None)
+    _found.forget()
