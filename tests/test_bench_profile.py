@@ -1,0 +1,106 @@
+"""From the profiler's events to spans, and from spans to traces and pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocodiff_compile.bench.cases import WORKLOADS, Case, Grid
+from cocodiff_compile.bench.profile import Span, Timeline, kind_of, profile_step, read_spans
+from cocodiff_compile.bench.results import Point
+from cocodiff_compile.bench.timeline import draw_block, write_trace
+
+
+def _event(name: str, thread: int, start: float, duration: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "tid": thread, "ts": start, "dur": duration}
+
+
+EVENTS = [
+    {"ph": "M", "name": "process_name"},
+    _event("aten::mm", 1, 50, 10),  # before the step: a warm-up of the profiler's
+    _event("cocodiff step", 1, 100, 100),
+    _event("Torch-Compiled Region: 0/0", 1, 100, 99),
+    _event("aten::addmm", 1, 110, 20),
+    _event("aten::expand", 1, 111, 2),  # inside addmm
+    _event("_c10d_functional::all_to_all_single", 1, 131, 4),
+    _event("gloo:all_to_all", 7, 133, 40),
+    _event("aten::view", 7, 134, 1),  # inside the exchange
+    _event("graph_0_cpp_fused_add_2", 1, 140, 5),
+    _event("_c10d_functional::wait_tensor", 1, 150, 23),
+    _event("gloo:all_gather", 8, 180, 3),
+]
+
+
+def test_the_calling_thread_and_each_exchanging_thread_have_a_lane() -> None:
+    spans = read_spans(EVENTS)
+    assert [(span.lane, span.name, span.kind, span.start_us) for span in spans] == [
+        ("compute", "aten::addmm", "matmul", 10),
+        ("compute", "_c10d_functional::all_to_all_single", "start", 31),
+        ("exchange 0", "gloo:all_to_all", "exchange", 33),
+        ("compute", "graph_0_cpp_fused_add_2", "kernel", 40),
+        ("compute", "_c10d_functional::wait_tensor", "wait", 50),
+        ("exchange 1", "gloo:all_gather", "exchange", 80),
+    ]
+
+
+def test_spans_of_one_lane_do_not_overlap() -> None:
+    compute = [span for span in read_spans(EVENTS) if span.lane == "compute"]
+    for before, after in zip(compute, compute[1:], strict=False):
+        assert before.end_us <= after.start_us
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("mkldnn::_linear_pointwise", "matmul"),
+        ("aten::convolution", "matmul"),
+        ("aten::copy_", "kernel"),
+        ("graph_0_cpp_fused_mm_7", "kernel"),
+    ],
+)
+def test_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_a_real_step_is_profiled() -> None:
+    import torch  # noqa: PLC0415
+
+    value = torch.ones(64, 64)
+    spans = profile_step(lambda: value @ value)
+    assert [span.kind for span in spans if "mm" in span.name or "matmul" in span.name] == ["matmul"]
+    assert all(span.start_us >= 0 for span in spans)
+
+
+def _exchanges(*ends: float) -> Timeline:
+    spans = [Span("exchange 0", "gloo:all_to_all", "exchange", end - 5, 5) for end in ends]
+    spans.append(Span("compute", "aten::mm", "matmul", 0, 100))
+    return Timeline("stock", 0, tuple(spans))
+
+
+def test_a_block_is_what_lies_between_the_last_exchanges_of_two_blocks() -> None:
+    block = _exchanges(10, 20, 40, 60).block(1, 2)
+    assert [(span.kind, span.start_us, span.duration_us) for span in block] == [
+        ("exchange", 15, 5),
+        ("exchange", 35, 5),
+        ("matmul", 0, 40),
+    ]
+
+
+def test_the_trace_has_a_process_per_way_and_rank(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    timelines = [Timeline(way, rank, tuple(read_spans(EVENTS))) for way in "ab" for rank in (0, 1)]
+    write_trace(timelines, file)
+    events = json.loads(file.read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["a, rank 0", "a, rank 1", "b, rank 0", "b, rank 1"]
+    assert sum(event["ph"] == "X" for event in events) == 4 * len(read_spans(EVENTS))
+
+
+def test_the_block_is_drawn(tmp_path: Path) -> None:
+    case = Case(WORKLOADS["flux"], Grid(2, 1), ("inductor",), (75,))
+    timelines = [_exchanges(*range(10, 250, 10)).to_json()]
+    point = Point(case, {"share": 75, "rate_mbit": 100.0, "timelines": timelines})
+    draw_block(point, tmp_path / "block.svg")
+    assert "<svg" in (tmp_path / "block.svg").read_text()
