@@ -41,7 +41,6 @@ from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
 from cocodiff_compile.report.dumps import FolderDump, TraceDump
-from cocodiff_compile.report.traffic import collectives_of
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.topology.find_machines import find_machines
 
@@ -166,15 +165,8 @@ class _Dumps:
 def _publish(
     graph: Graph, report: PipelineReport, config: CompileConfig, dumps: _Dumps, live: bool
 ) -> None:
-    found = GraphReport(
-        dumps.number,
-        dumps.rank,
-        config,
-        report,
-        describe_report(report),
-        len(graph.nodes),
-        collectives_of(graph),
-    )
+    summary = describe_report(report)
+    found = GraphReport(dumps.number, dumps.rank, config, report, summary, len(graph.nodes))
     for dump in dumps.observers:
         dump.finished(found.summary)
     if live:

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    _create_work_from_future,
+    _register_process_group,
+    _unregister_process_group,
+)
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config as functorch_config
@@ -22,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _get_default_store,
     _resolve_process_group,
+    _world,
 )
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -36,14 +42,17 @@ __all__ = [
     "fake_store",
     "find_group",
     "group_ranks",
+    "groups_by_name",
     "is_contiguous_or_false",
     "list_mode_options",
     "make_boxed_func",
     "optimization_hint",
     "outside_the_compiler",
+    "replaced_groups",
     "statically_known_true",
     "trace_artifact",
     "without_autograd_cache",
+    "work_of_future",
 ]
 
 
@@ -93,6 +102,33 @@ def outside_the_compiler() -> Iterator[None]:
     """
     with _disable_current_modes(), no_python_dispatcher():
         yield
+
+
+def groups_by_name() -> dict[str, Any]:
+    """Every process group of this process, by the name that functional collectives call it."""
+    return {name: group for group, name in _world.pg_names.items()}
+
+
+@contextmanager
+def replaced_groups(stand_ins: Mapping[str, Any]) -> Iterator[None]:
+    """Other groups behind the names in `stand_ins`, for functional collectives."""
+    originals = groups_by_name()
+    _register_groups(stand_ins)
+    try:
+        yield
+    finally:
+        _register_groups({name: originals[name] for name in stand_ins})
+
+
+def _register_groups(groups: Mapping[str, Any]) -> None:
+    for name, group in groups.items():
+        cast(Callable[[str], None], _unregister_process_group)(name)
+        cast(Callable[[str, Any], None], _register_process_group)(name, group)
+
+
+def work_of_future(future: Any) -> Any:
+    """What a collective returns, done when `future` is."""
+    return _create_work_from_future(future)
 
 
 def default_store() -> Any:

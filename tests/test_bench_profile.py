@@ -1,5 +1,6 @@
 """From the profiler's events to spans, and from spans to traces and pictures."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def test_the_calling_thread_and_each_exchanging_thread_have_a_lane() -> None:
 
 def test_spans_of_one_lane_do_not_overlap() -> None:
     compute = [span for span in read_spans(EVENTS) if span.lane == "compute"]
-    for before, after in zip(compute, compute[1:], strict=False):
+    for before, after in itertools.pairwise(compute):
         assert before.end_us <= after.start_us
 
 

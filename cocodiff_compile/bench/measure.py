@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +26,13 @@ from cocodiff_compile.bench.links import (
     slowest,
     stream_bytes_per_s,
 )
+from cocodiff_compile.bench.local_groups import Collective, Traffic, traffic_between
 from cocodiff_compile.bench.profile import Timeline
 from cocodiff_compile.bench.ways import STOCK, WAYS, Way
-from cocodiff_compile.bench.worker import COMPUTE, Compiled
-from cocodiff_compile.report.traffic import Collective, Traffic, traffic_between
+from cocodiff_compile.bench.worker import Compiled
 
 Say = Callable[[str], None]
+_COMPUTE = "compute"
 _TRIALS, _CORRECTIONS = 3, 1
 
 
@@ -51,14 +53,12 @@ class Measurement:
     def run(self) -> dict[str, Any]:
         for way in self.ways:
             self._agree(way.name, self.workers.call(way.crew, "build", way.name))
-        compute: Compiled = self.workers.call("main", "compile", COMPUTE)
-        if compute.reason:
-            raise RuntimeError(f"the computation alone does not compile: {compute.reason}")
-        self.flat = compute.collectives
-        self.say(f"computation alone: ready in {compute.seconds:.0f} s")
         for way in self.ways:
             if not way.measures_links:
                 self._compile(way)
+        if STOCK in self.reasons:
+            raise RuntimeError(f"{WAYS[STOCK].title} cannot run: {self.reasons[STOCK]}")
+        self.flat = self.compiled[STOCK].collectives
         return {"case": self.case.to_json(), "points": list(self._points())}
 
     def _points(self) -> Iterator[dict[str, Any]]:
@@ -95,7 +95,7 @@ class Measurement:
 
     def _find_rate(self, share: int) -> float:
         """That makes communication `share` per cent of a stock step, by trying."""
-        compute_s = min(self._timed("main", COMPUTE) for _ in range(_TRIALS))
+        compute_s = min(self._computed() for _ in range(_TRIALS))
         wanted_s = compute_s * share / (100 - share)
         rate_mbit = self._node_traffic(self.flat).size_bytes / wanted_s * 8 / 1e6
         for _ in range(_CORRECTIONS):
@@ -136,7 +136,7 @@ class Measurement:
             "flat_bytes": flat.size_bytes,
             "flat_messages": flat.messages,
             "load_average": [*load, os.getloadavg()[0]],
-            "compute_s": samples[COMPUTE],
+            "compute_s": samples[_COMPUTE],
             "ways": [
                 self._describe(way, samples.get(way.name, []), counted.get(way.name))
                 for way in self.ways
@@ -160,7 +160,7 @@ class Measurement:
         self, way: Way, samples: list[float], counted: dict[str, int] | None
     ) -> dict[str, Any]:
         compiled = self.compiled.get(way.name, Compiled(0.0))
-        own = self._node_traffic(compiled.collectives or self.flat)
+        own = self._node_traffic(compiled.collectives)
         return {
             "name": way.name,
             "title": way.title,
@@ -185,8 +185,7 @@ class Measurement:
         return Traffic(size_bytes, messages)
 
     def _counted(self, way: Way) -> dict[str, int] | None:
-        """What the interface of the busiest node counts in one step; the step before warms up."""
-        self._timed(way.crew, way.name)
+        """What the interface of the busiest node counts in one step."""
         before = interface_counters()
         self._timed(way.crew, way.name)
         after = interface_counters()
@@ -199,17 +198,24 @@ class Measurement:
         }
 
     def _interleaved(self, ready: Sequence[Way], where: str) -> dict[str, list[float]]:
-        turns = [("main", COMPUTE), *((way.crew, way.name) for way in ready)]
-        samples: dict[str, list[float]] = {name: [] for _, name in turns}
+        turns: dict[str, Callable[[], float]] = {
+            way.name: partial(self._timed, way.crew, way.name) for way in ready
+        }
+        turns[_COMPUTE] = self._computed
+        samples: dict[str, list[float]] = {name: [] for name in turns}
         for number in range(self.case.repeats):
-            turns = turns[1:] + turns[:1]  # each goes first as often as the others
-            for crew, name in turns:
-                samples[name].append(self._timed(crew, name))
+            first = number % len(turns)  # each goes first as often as the others
+            for name in [*turns][first:] + [*turns][:first]:
+                samples[name].append(turns[name]())
             self.say(f"{where}: round {number + 1} of {self.case.repeats}")
         return samples
 
     def _timed(self, crew: str, name: str) -> float:
         return slowest(self.workers.call(crew, "timed", name))
+
+    def _computed(self) -> float:
+        """A stock step with local copies instead of exchanges."""
+        return slowest(self.workers.call(WAYS[STOCK].crew, "timed", STOCK, True))
 
 
 @contextmanager

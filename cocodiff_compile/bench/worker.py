@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,11 @@ from torch import distributed as dist
 from torch import nn
 
 from cocodiff_compile.bench.cases import DTYPES, Workload
+from cocodiff_compile.bench.local_groups import Collective, local_groups
 from cocodiff_compile.bench.profile import Span, profile_step
-from cocodiff_compile.bench.ways import STOCK, WAYS
-from cocodiff_compile.bench.without_exchanges import ComputeOnly
-from cocodiff_compile.report.collect import collect_reports
-from cocodiff_compile.report.traffic import Collective
+from cocodiff_compile.bench.ways import WAYS
+from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.topology.find_machines import forget_machines
-
-COMPUTE = "compute"
-"""Not a way to run a step: the stock graph with local copies instead of exchanges."""
 
 _LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
 """Of a result to be taken for right, relative to the reference's largest value. Inductor's own
@@ -60,43 +57,21 @@ class Worker:
         return ""
 
     def compile(self, name: str) -> Compiled:
-        """Makes a way ready, anew if it was before, by one call whose result is checked."""
-        clock = _stopwatch()
+        """Makes a way ready, anew if it was before, by calls whose result is checked."""
+        begin = time.monotonic()
         try:
-            if name == COMPUTE:
-                collectives = self._compile_compute()
-                return Compiled(clock(), collectives=collectives)
-            collectives, notes = self._compile_way(name)
-            return Compiled(clock(), "", self._check(name), collectives, notes)
+            call = self._calls[name] = WAYS[name].compile(self._models[name])
+            with collect_reports() as reports:
+                sample = self._sample(call)
+            seconds = time.monotonic() - begin
+            difference = self._check(sample)
+            with local_groups() as collectives:
+                self._sample(call)
         except Exception as error:
-            return Compiled(clock(), _first_line(error))
+            return Compiled(time.monotonic() - begin, _first_line(error))
+        return Compiled(seconds, "", difference, tuple(collectives), _notes(reports))
 
-    def _compile_compute(self) -> tuple[Collective, ...]:
-        backend = ComputeOnly()
-        self._calls[COMPUTE] = torch.compile(  # type: ignore[call-overload]
-            WAYS[STOCK].build(self._workload),
-            backend=backend,
-            fullgraph=True,
-            dynamic=False,
-            isolate_recompiles=True,
-        )
-        self._sample(self._calls[COMPUTE])
-        return tuple(backend.collectives)
-
-    def _compile_way(self, name: str) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-        self._calls[name] = WAYS[name].compile(self._models[name])
-        with collect_reports() as reports:
-            self._sample(self._calls[name])
-        notes = [
-            note
-            for report in reports
-            for item in report.summary["passes"]
-            for note in item["notes"]
-        ]
-        return tuple(item for report in reports for item in report.collectives), tuple(notes)
-
-    def _check(self, name: str) -> float:
-        sample = self._sample(self._calls[name])
+    def _check(self, sample: torch.Tensor) -> float:
         difference = (sample - self._reference).abs().max() / self._reference.abs().max()
         largest = _LARGEST_DIFFERENCE[DTYPES[self._workload.dtype]]
         if not difference.item() <= largest:
@@ -107,12 +82,15 @@ class Worker:
         """What is compiled from now on measures the links again."""
         forget_machines()
 
-    def timed(self, name: str) -> float:
-        """Seconds of one call on this rank; all ranks begin together."""
+    def timed(self, name: str, alone: bool = False) -> float:
+        """Seconds of one call on this rank; all ranks begin together. `alone`: every rank for
+        itself, with local copies for exchanges.
+        """
         dist.barrier()
-        begin = time.perf_counter()
-        self._sample(self._calls[name])
-        return time.perf_counter() - begin
+        with local_groups() if alone else nullcontext():
+            begin = time.perf_counter()
+            self._sample(self._calls[name])
+            return time.perf_counter() - begin
 
     def profiled(self, name: str) -> list[Span]:
         """One call on this rank under the profiler; all ranks begin together."""
@@ -127,9 +105,9 @@ class Worker:
         return sample
 
 
-def _stopwatch() -> Callable[[], float]:
-    begin = time.monotonic()
-    return lambda: time.monotonic() - begin
+def _notes(reports: Sequence[GraphReport]) -> tuple[str, ...]:
+    passes = [item for report in reports for item in report.summary["passes"]]
+    return tuple(note for item in passes for note in item["notes"])
 
 
 def _first_line(error: Exception) -> str:

@@ -98,7 +98,7 @@ def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
     cluster = Cluster(name, num_nodes)
     check_can_emulate()
     if name in (known.name for known in list_clusters()):
-        raise UserError(f"cluster {name!r} is up already: cocodiff lab down {name}")
+        raise UserError(f"cluster {name!r} is up already: cocodiff lab down --name {name}")
     try:
         _build_switch(cluster)
         for index in range(num_nodes):
@@ -161,7 +161,7 @@ def find_cluster(name: str) -> Cluster:
         if cluster.name == name:
             return cluster
     names = ", ".join(cluster.name for cluster in known) or "none"
-    raise UserError(f"cluster {name!r} is not up (up: {names}): cocodiff lab up {name}")
+    raise UserError(f"cluster {name!r} is not up (up: {names}): cocodiff lab up --name {name}")
 
 
 _REMOVE = f"""

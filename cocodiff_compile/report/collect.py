@@ -9,7 +9,6 @@ from typing import Any
 
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.pipeline import PipelineReport
-from cocodiff_compile.report.traffic import Collective
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,7 @@ class GraphReport:
     report: PipelineReport
     summary: dict[str, Any]
     num_nodes: int
-    collectives: tuple[Collective, ...]
-    """Of the graph that code is generated from, as is the number of nodes."""
+    """Of the graph that code is generated from."""
 
 
 _listeners: list[list[GraphReport]] = []

@@ -1,0 +1,94 @@
+"""A step without its network: collectives as local copies, and what they would have sent.
+
+The same compiled code runs; only the process groups behind the names it calls are others, for as
+long as a block lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from cocodiff_compile.compat import groups_by_name, replaced_groups, work_of_future
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective as one rank calls it; `sent_bytes[i]` go to `ranks[i]`, itself included."""
+
+    ranks: tuple[int, ...]
+    sent_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    size_bytes: int
+    messages: int
+
+
+def traffic_between(
+    collectives: Iterable[Collective], rank: int, node_of: Callable[[int], int]
+) -> Traffic:
+    """What `rank` sends to ranks of other nodes. A collective is one message per receiver."""
+    sizes = [
+        size
+        for item in collectives
+        for receiver, size in zip(item.ranks, item.sent_bytes, strict=True)
+        if node_of(receiver) != node_of(rank)
+    ]
+    return Traffic(sum(sizes), len(sizes))
+
+
+@contextmanager
+def local_groups() -> Iterator[list[Collective]]:
+    """Inside the block collectives that find their group by its name, as functional ones do, copy
+    what they hold into what they return; yields what they would have sent, in order.
+    """
+    sent: list[Collective] = []
+    stand_ins = {
+        name: _LocalGroup(group, sent)
+        for name, group in groups_by_name().items()
+        if dist.get_rank(group) >= 0
+    }
+    with replaced_groups(stand_ins):
+        yield sent
+
+
+class _LocalGroup(dist.ProcessGroup):
+    """As many ranks as `group`, all of them here."""
+
+    def __init__(self, group: dist.ProcessGroup, sent: list[Collective]) -> None:
+        super().__init__(dist.get_rank(group), group.size())  # type: ignore[call-arg]
+        self._ranks = tuple(dist.get_process_group_ranks(group))
+        self._sent = sent
+
+    def alltoall_base(  # type: ignore[override]
+        self, out: Tensor, source: Tensor, _out_splits: Any, splits: list[int], _options: Any
+    ) -> Any:
+        rows = splits or [len(source) // len(self._ranks)] * len(self._ranks)
+        row_bytes = source[:1].numel() * source.element_size()
+        self._sent.append(Collective(self._ranks, tuple(count * row_bytes for count in rows)))
+        common = min(len(out), len(source))
+        out[:common].copy_(source[:common])
+        return _done(out)
+
+    def allgather_into_tensor_coalesced(
+        self, outs: list[Tensor], sources: list[Tensor], _options: Any = None
+    ) -> Any:
+        for out, source in zip(outs, sources, strict=True):
+            size_bytes = source.numel() * source.element_size()
+            self._sent.append(Collective(self._ranks, (size_bytes,) * len(self._ranks)))
+            out.view(len(self._ranks), *source.shape).copy_(source)
+        return _done(outs)
+
+
+def _done(result: Any) -> Any:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return work_of_future(future)

@@ -1,0 +1,144 @@
+"""Figures, tables, comparisons and pictures from samples."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocodiff_compile.bench.cases import WORKLOADS, Case, Grid
+from cocodiff_compile.bench.compare import compare_reports
+from cocodiff_compile.bench.plot import plot_report
+from cocodiff_compile.bench.results import Point, Report
+from cocodiff_compile.bench.table import format_report
+
+CASE = Case(WORKLOADS["flux"], Grid(2, 1), ("inductor", "overlap", "cache-dit", "cocodiff"), (50,))
+
+
+def _way(name: str, kind: str, samples: list[float], **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": name.upper(),
+        "kind": kind,
+        "reason": "",
+        "notes": [],
+        "difference": 1e-6,
+        "compile_s": 1.0,
+        "samples_s": samples,
+        "counted": {"payload_bytes": 10_100_000, "packets": 7000},
+        "accounted_bytes": 10_000_000,
+        "accounted_messages": 24,
+        **more,
+    }
+
+
+def _data(**more: Any) -> dict[str, Any]:
+    ways = [
+        _way("inductor", "stock", [1.0, 1.2, 1.1, 1.0]),
+        _way("overlap", "rival", [0.9, 0.95, 1.0, 0.9]),
+        _way("cache-dit", "rival", [0.8, 0.85, 0.9, 0.8]),
+        _way("cocodiff", "ours", [0.5, 0.6, 0.55, 0.5]),
+    ]
+    return {
+        "share": 50,
+        "rate_mbit": 200.0,
+        "stream_bytes_per_s": 25_000_000.0,
+        "flat_bytes": 10_000_000,
+        "flat_messages": 24,
+        "load_average": [1.0, 1.0],
+        "compute_s": [0.32, 0.3],
+        "ways": ways,
+        **more,
+    }
+
+
+def _report(*points: dict[str, Any], **result: Any) -> Report:
+    machine = {"cores": 2, "processor": "test", "torch": "2.13", "load average": 0.5}
+    results = [{"case": CASE.to_json(), "points": list(points), **result}]
+    return Report({"schema": 1, "machine": machine, "results": results})
+
+
+def test_the_limit_is_the_longer_of_computation_and_wire() -> None:
+    point = Point(CASE, _data())
+    assert point.compute_s == 0.3
+    assert point.wire_s == pytest.approx(0.4)
+    assert point.limit_s == pytest.approx(0.4)
+    assert Point(CASE, _data(compute_s=[0.7])).limit_s == 0.7
+
+
+def test_figures_of_a_way() -> None:
+    point = Point(CASE, _data())
+    ours = point.ways[-1]
+    assert point.over_stock(ours) == pytest.approx(2.0)
+    assert point.best_rival is not None and point.best_rival.name == "cache-dit"
+    assert point.over_best_rival(ours) == pytest.approx(1.6)
+    assert point.over_limit(ours) == pytest.approx(1.25)
+    assert point.exposed(ours) == pytest.approx(0.5)
+    assert ours.counted_to_accounted == pytest.approx(1.01)
+
+
+def test_where_nothing_crosses_nothing_is_exposed() -> None:
+    point = Point(CASE, _data(stream_bytes_per_s=None, flat_bytes=0))
+    assert point.wire_s == 0
+    assert point.limit_s == point.compute_s
+    assert point.exposed(point.ways[0]) is None
+
+
+def test_noise_is_the_distance_of_the_odd_from_the_even_rounds() -> None:
+    assert Point(CASE, _data()).noise(Point(CASE, _data()).ways[0]) == 0
+    noisy = _data(
+        ways=[
+            _way("inductor", "stock", [1.0, 1.0, 1.0, 1.0]),
+            _way("cocodiff", "ours", [0.5, 0.8, 0.5, 0.8]),
+        ]
+    )
+    point = Point(CASE, noisy)
+    assert point.noise(point.ways[1]) == pytest.approx(0.6)
+    assert "TOO NOISY" in format_report(_report(noisy))
+    assert "by up to 60%" in format_report(_report(noisy))
+    quiet = format_report(_report(_data()))
+    assert "TOO NOISY" not in quiet
+
+
+def test_a_way_that_cannot_run_stays_in_the_table_with_its_reason() -> None:
+    data = _data()
+    data["ways"][2] = _way("cache-dit", "rival", [], reason="not installed", counted=None)
+    point = Point(CASE, data)
+    assert point.best_rival is not None and point.best_rival.name == "overlap"
+    text = format_report(_report(data))
+    (row,) = [line for line in text.splitlines() if line.startswith("CACHE-DIT")]
+    assert "cannot run" in row
+    assert "CACHE-DIT: not installed" in text
+
+
+def test_a_case_that_failed_stays_in_the_report() -> None:
+    report = _report(failure="rank 1: no memory")
+    assert report.failures == (("flux fp32 2x1", "rank 1: no memory"),)
+    assert "flux fp32 2x1: not measured: rank 1: no memory" in format_report(report)
+
+
+def test_every_figure_is_in_the_table() -> None:
+    (row,) = [line for line in format_report(_report(_data())).splitlines() if "COCODIFF" in line]
+    assert row.split() == [
+        *("COCODIFF", "500", "525", "2.00x", "1.60x", "1.25", "50%"),
+        *("10.0", "+1.0%", "24", "1e-06"),
+    ]
+
+
+def test_comparing_says_what_moved_beyond_noise() -> None:
+    slower = _data()
+    slower["ways"][3] = _way("cocodiff", "ours", [0.7, 0.7, 0.7, 0.7])
+    text = compare_reports(_report(_data()), _report(slower))
+    (row,) = [line for line in text.splitlines() if "COCODIFF" in line]
+    assert "2.00x" in row and "1.43x" in row and row.endswith("SLOWER")
+    assert "1 of 4 speedups over stock changed" in text
+    same = compare_reports(_report(_data()), _report(_data()))
+    assert "0 of 4 speedups" in same
+    other = Report({**_report(_data()).data, "results": []})
+    assert compare_reports(other, _report(_data())) == "the two runs have no point in common"
+
+
+def test_both_pictures_are_drawn(tmp_path: Path) -> None:
+    paths = plot_report(_report(_data(), _data(share=75)), tmp_path)
+    assert [path.name for path in paths] == ["steps.png", "exposed.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert plot_report(_report(failure="all"), tmp_path) == []
