@@ -13,11 +13,12 @@ from typing import Any
 
 from cocodiff_compile.errors import UserError
 
+MODELS = ("flux", "sd3.5", "qwen-image", "wan")
 SHARES = (30, 50, 75, 90)
 GRIDS = ("2x1", "2x2", "4x2")
 _PRESETS = {
     "quick": {
-        "models": "flux",
+        "models": "flux-short",
         "dtypes": "fp32",
         "grids": "2x1,2x2",
         "shares": "50,75",
@@ -42,14 +43,14 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="Starts an emulated cluster (root). Started by torchrun or mpiexec, it "
         "measures the ranks it finds instead, on the links they have.",
     )
-    bench.add_argument("--quick", action="store_true", help="FLUX, two grids, three ways")
+    bench.add_argument("--quick", action="store_true", help="a short FLUX, two grids, three ways")
     bench.add_argument(
         "--timeline",
         action="store_true",
         help="instead of measuring, draw one step of every way as the profiler sees it",
     )
     lists = {
-        "models": "flux,sd3.5,qwen-image,wan",
+        "models": "flux,sd3.5,qwen-image,wan, or flux-short",
         "dtypes": "fp32,bf16",
         "grids": "nodes x tiles: 2x1,2x2,4x2",
         "shares": "links that make communication so many per cent of a stock step: 30,50,75,90",
@@ -156,7 +157,7 @@ def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]
 
     if parsed.repeats < MIN_REPEATS:
         raise UserError(f"--repeats {parsed.repeats}; allowed: from {MIN_REPEATS}")
-    models = _chosen(parsed, "models", WORKLOADS)
+    models = _chosen(parsed, "models", WORKLOADS, MODELS)
     dtypes = _chosen(parsed, "dtypes", DTYPES)
     ways = _chosen(parsed, "ways", WAYS)
     if STOCK not in ways:
@@ -184,9 +185,14 @@ def _list(parsed: argparse.Namespace, name: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _chosen(parsed: argparse.Namespace, name: str, allowed: Iterable[str]) -> list[str]:
+def _chosen(
+    parsed: argparse.Namespace,
+    name: str,
+    allowed: Iterable[str],
+    default: Sequence[str] | None = None,
+) -> list[str]:
     known = list(allowed)
-    chosen = _list(parsed, name) or known
+    chosen = _list(parsed, name) or list(default or known)
     if unknown := [item for item in chosen if item not in known]:
         raise UserError(f"--{name} {', '.join(unknown)}; allowed: {', '.join(known)}")
     return chosen

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -20,39 +20,102 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from cocodiff_compile.bench.cases import Workload, rank_device
+from cocodiff_compile.bench.cases import rank_device
 from cocodiff_compile.bench.worker import Worker
 from cocodiff_compile.lab.local_ranks import end_with_parent
 
 _TIMEOUT = timedelta(minutes=10)
 
+MAIN = "main"
+"""The crew of the ranks themselves."""
 
-class Crew:
-    """A `Worker` in a child process; calls of its methods wait for the child's answer."""
 
-    def __init__(self, name: str, workload: Workload) -> None:
-        context = multiprocessing.get_context("spawn")
+class Crews:
+    """The worker of this process, and those of the crews beside it, by name."""
+
+    def __init__(self, others: Sequence[str]) -> None:
+        self._others = {name: _Child(name) for name in others}
+        self._main = _Server()
+
+    def call(self, crew: str, method: str, *args: Any) -> Any:
+        """`method` of the crew's `Worker`."""
+        if crew == MAIN:
+            return self._main.call(method, *args)
+        self._others[crew].begin(method, *args)
+        return self._others[crew].finish()
+
+    def call_all(self, method: str, *args: Any) -> None:
+        """`method` of every crew's worker, at the same time."""
+        for child in self._others.values():
+            child.begin(method, *args)
+        self._main.call(method, *args)
+        for child in self._others.values():
+            child.finish()
+
+    def begin(self, crew: str, method: str, *args: Any) -> None:
+        """Lets another crew go on by itself, until `finish`."""
+        self._others[crew].begin(method, *args)
+
+    def finish(self, crew: str) -> Any:
+        return self._others[crew].finish()
+
+    def close(self) -> None:
+        for child in self._others.values():
+            child.close()
+
+
+@contextmanager
+def crews(others: Sequence[str]) -> Iterator[Crews]:
+    """One world of ranks per crew; they end with the block.
+
+    Entered by ranks that belong to no process group yet: the children are forks of this process.
+    """
+    made = Crews(others)
+    try:
+        made._main.call("join")
+        for child in made._others.values():
+            address = f"tcp://{os.environ['MASTER_ADDR']}:{_agree_on_port()}"
+            child.begin("join", address, dist.get_rank(), dist.get_world_size())
+        for child in made._others.values():
+            child.finish()
+        yield made
+        dist.barrier()
+    finally:
+        made.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Child:
+    """A `_Server` in a fork of this process."""
+
+    def __init__(self, name: str) -> None:
+        context = multiprocessing.get_context("fork")
         self._name = name
         self._end, theirs = context.Pipe()
-        address = f"tcp://{os.environ['MASTER_ADDR']}:{_agree_on_port()}"
-        place = (address, dist.get_rank(), dist.get_world_size())
-        self._process = context.Process(
-            target=_serve, args=(theirs, os.getpid(), place, workload), daemon=False
-        )
+        self._process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=False)
         self._process.start()
         theirs.close()
 
-    def call(self, method: str, *args: Any) -> Any:
+    def begin(self, method: str, *args: Any) -> None:
         try:
             self._end.send((method, args))
+        except ConnectionError:
+            self._died()
+
+    def finish(self) -> Any:
+        try:
             failure, result = self._end.recv()
         except (EOFError, ConnectionError):
-            self._process.join(timeout=5)
-            status = self._process.exitcode
-            raise RuntimeError(f"crew {self._name!r} died with status {status}") from None
+            self._died()
         if failure:
             raise RuntimeError(f"crew {self._name!r}:\n{failure}")
         return result
+
+    def _died(self) -> None:
+        self._process.join(timeout=5)
+        status = self._process.exitcode
+        raise RuntimeError(f"crew {self._name!r} died with status {status}") from None
 
     def close(self) -> None:
         self._end.close()
@@ -62,46 +125,39 @@ class Crew:
             self._process.join()
 
 
-class Crews:
-    """The worker of this process, and the crews beside it, by name."""
+class _Server:
+    """Answers calls: joins a world, starts a worker, and hands on to it what it is asked."""
 
-    def __init__(self, workload: Workload, others: list[str]) -> None:
-        self._others = {name: Crew(name, workload) for name in others}
-        self._main = Worker(workload)
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
 
-    def call(self, crew: str, method: str, *args: Any) -> Any:
-        """`method` of the crew's worker."""
-        if crew == "main":
-            return getattr(self._main, method)(*args)
-        return self._others[crew].call(method, *args)
-
-    def close(self) -> None:
-        for crew in self._others.values():
-            crew.close()
+    def call(self, method: str, *args: Any) -> Any:
+        if method == "join":
+            return _join_world(*args)
+        if method == "start":
+            self._worker = None  # before its successor, for the memory
+            self._worker = Worker(*args)
+            return None
+        return getattr(self._worker, method)(*args)
 
 
-@contextmanager
-def crews(workload: Workload, others: list[str]) -> Iterator[Crews]:
-    """They end with the block."""
-    made = Crews(workload, others)
-    try:
-        yield made
-    finally:
-        made.close()
+def _serve(end: Connection, parent: int) -> None:
+    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
+    # torchrun's store belongs to its own ranks; this world meets elsewhere.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    server = _Server()
+    while True:
+        try:
+            method, args = end.recv()
+        except EOFError:
+            return
+        try:
+            end.send(("", server.call(method, *args)))
+        except Exception:
+            end.send((traceback.format_exc(), None))
 
 
-def _agree_on_port() -> int:
-    """A port that is free on the first rank."""
-    port = torch.zeros(1, dtype=torch.int64)
-    if dist.get_rank() == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port[0] = probe.getsockname()[1]
-    dist.broadcast(port, 0)
-    return int(port.item())
-
-
-def join_world(address: str | None = None, rank: int = -1, num_ranks: int = -1) -> None:
+def _join_world(address: str | None = None, rank: int = -1, num_ranks: int = -1) -> None:
     """The process group of all ranks: torchrun's, or the one that meets at `address`."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     device = rank_device()
@@ -116,18 +172,12 @@ def join_world(address: str | None = None, rank: int = -1, num_ranks: int = -1) 
     )
 
 
-def _serve(end: Connection, parent: int, place: tuple[str, int, int], workload: Workload) -> None:
-    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
-    # torchrun's store belongs to its own ranks; this world meets elsewhere.
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    join_world(*place)
-    worker = Worker(workload)
-    while True:
-        try:
-            method, args = end.recv()
-        except EOFError:
-            return
-        try:
-            end.send(("", getattr(worker, method)(*args)))
-        except Exception:
-            end.send((traceback.format_exc(), None))
+def _agree_on_port() -> int:
+    """A port that is free on the first rank."""
+    port = torch.zeros(1, dtype=torch.int64)
+    if dist.get_rank() == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port[0] = probe.getsockname()[1]
+    dist.broadcast(port, 0)
+    return int(port.item())

@@ -17,7 +17,7 @@ import torch
 from torch import distributed as dist
 
 from cocodiff_compile.bench.cases import Case
-from cocodiff_compile.bench.crews import Crews, crews
+from cocodiff_compile.bench.crews import MAIN, Crews
 from cocodiff_compile.bench.links import (
     Place,
     interface_counters,
@@ -33,29 +33,33 @@ from cocodiff_compile.bench.worker import Compiled
 
 Say = Callable[[str], None]
 _COMPUTE = "compute"
-_TRIALS, _CORRECTIONS = 3, 1
+_TRIALS = 3
 
 
-def measure_case(case: Case, say: Say) -> dict[str, Any]:
+def crews_of(cases: Sequence[Case]) -> list[str]:
+    """The crews beside the main one that the cases' ways need."""
+    return sorted({WAYS[name].crew for case in cases for name in case.ways} - {MAIN})
+
+
+def measure_case(case: Case, workers: Crews, say: Say) -> dict[str, Any]:
     """Plain data, the same on every rank, all of which call this; `say` is told how it goes."""
-    others = sorted({WAYS[name].crew for name in case.ways} - {"main"})
-    with crews(case.workload, others) as workers:
-        return Measurement(case, Place.here(), workers, say).run()
+    workers.call_all("start", case.workload)
+    return _Measurement(case, Place.here(), workers, say).run()
 
 
-class Measurement:
+class _Measurement:
     def __init__(self, case: Case, place: Place, workers: Crews, say: Say) -> None:
         self.case, self.place, self.workers, self.say = case, place, workers, say
         self.ways = [WAYS[name] for name in case.ways]
         self.compiled: dict[str, Compiled] = {}
         self.reasons: dict[str, str] = {}
+        self.slowdown = 1.5
+        """Of exchanges compared with a plain stream; corrected at every point."""
 
     def run(self) -> dict[str, Any]:
         for way in self.ways:
             self._agree(way.name, self.workers.call(way.crew, "build", way.name))
-        for way in self.ways:
-            if not way.measures_links:
-                self._compile(way)
+        self._compile_all([way for way in self.ways if not way.measures_links])
         if STOCK in self.reasons:
             raise RuntimeError(f"{WAYS[STOCK].title} cannot run: {self.reasons[STOCK]}")
         self.flat = self.compiled[STOCK].collectives
@@ -77,18 +81,29 @@ class Measurement:
         if failed := next(filter(None, reasons), ""):
             self.reasons[name] = failed
 
-    def _compile(self, way: Way) -> None:
-        self.reasons = {
-            name: reason
-            for name, reason in self.reasons.items()
-            if name != way.name or name not in self.compiled
-        }
-        if way.name not in self.reasons:
-            compiled: Compiled = self.workers.call(way.crew, "compile", way.name)
-            self.compiled[way.name] = compiled
-            self._agree(way.name, compiled.reason)
-        done = f"ready in {self.compiled[way.name].seconds:.0f} s" if self._is_ready(way) else ""
-        self.say(f"{way.title}: {done or self.reasons[way.name]}")
+    def _compile_all(self, ways: Sequence[Way]) -> None:
+        """Crews compile side by side, the ways of one crew one after the other."""
+        for way in ways:
+            if way.name in self.reasons:
+                self.say(f"{way.title}: {self.reasons[way.name]}")
+        wanted = [way for way in ways if way.name not in self.reasons]
+        while wanted:
+            turn = list({way.crew: way for way in reversed(wanted)}.values())
+            for way in turn:
+                if way.crew != MAIN:
+                    self.workers.begin(way.crew, "compile", way.name)
+            for way in sorted(turn, key=lambda way: way.crew != MAIN):
+                if way.crew == MAIN:
+                    self._compiled(way, self.workers.call(MAIN, "compile", way.name))
+                else:
+                    self._compiled(way, self.workers.finish(way.crew))
+            wanted = [way for way in wanted if way not in turn]
+
+    def _compiled(self, way: Way, compiled: Compiled) -> None:
+        self.compiled[way.name] = compiled
+        self._agree(way.name, compiled.reason)
+        reason = self.reasons.get(way.name)
+        self.say(f"{way.title}: {reason or f'ready in {compiled.seconds:.0f} s'}")
 
     def _is_ready(self, way: Way) -> bool:
         return way.name not in self.reasons
@@ -97,12 +112,11 @@ class Measurement:
         """That makes communication `share` per cent of a stock step, by trying."""
         compute_s = min(self._computed() for _ in range(_TRIALS))
         wanted_s = compute_s * share / (100 - share)
-        rate_mbit = self._node_traffic(self.flat).size_bytes / wanted_s * 8 / 1e6
-        for _ in range(_CORRECTIONS):
-            set_rate(rate_mbit)
-            step_s = min(self._timed("main", STOCK) for _ in range(_TRIALS))
-            rate_mbit *= max(step_s - compute_s, 0.1 * wanted_s) / wanted_s
-        return rate_mbit
+        plain_mbit = self._node_traffic(self.flat).size_bytes / wanted_s * 8 / 1e6
+        set_rate(plain_mbit * self.slowdown)
+        step_s = min(self._timed(MAIN, STOCK) for _ in range(_TRIALS))
+        self.slowdown *= max(step_s - compute_s, 0.1 * wanted_s) / wanted_s
+        return plain_mbit * self.slowdown
 
     def _point(self, share: int | None, rate_mbit: float | None) -> dict[str, Any]:
         """All ways at one speed of the links."""
@@ -120,10 +134,8 @@ class Measurement:
     def _compile_for_links(self) -> None:
         """What decides by the speed of the links is compiled at this speed."""
         with _nothing_measured_before():
-            self.workers.call("main", "forget_links")
-            for way in self.ways:
-                if way.measures_links:
-                    self._compile(way)
+            self.workers.call(MAIN, "forget_links")
+            self._compile_all([way for way in self.ways if way.measures_links])
 
     def _figures(self, ready: Sequence[Way], where: str) -> dict[str, Any]:
         flat = self._node_traffic(self.flat)

@@ -7,6 +7,7 @@ fails writes its traceback beside the result.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,10 +17,9 @@ from typing import Any
 from torch import distributed as dist
 
 from cocodiff_compile.bench.cases import Case
-from cocodiff_compile.bench.crews import join_world
-from cocodiff_compile.bench.links import Place
+from cocodiff_compile.bench.crews import crews
 from cocodiff_compile.bench.machine import new_run
-from cocodiff_compile.bench.measure import measure_case
+from cocodiff_compile.bench.measure import crews_of, measure_case
 
 PROGRESS = "@ "
 
@@ -27,32 +27,28 @@ PROGRESS = "@ "
 def main(arguments: Sequence[str]) -> None:
     case_file, result_file = map(Path, arguments)
     case = Case.from_json(json.loads(case_file.read_text()))
-    join_world()
     try:
-        result = measure_case(case, _say)
+        with crews(crews_of([case])) as workers:
+            result = measure_case(case, workers, _say)
+            if dist.get_rank() == 0:
+                result_file.write_text(json.dumps(result))
     except BaseException:
-        failure_file(result_file, dist.get_rank()).write_text(traceback.format_exc())
+        failure_file(result_file, int(os.environ["RANK"])).write_text(traceback.format_exc())
         raise
-    if dist.get_rank() == 0:
-        result_file.write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def measure_here(
     find_cases: Callable[[str], Sequence[Case]],
 ) -> dict[str, Any] | None:
     """Every case on the ranks and links there are; the run on rank 0, None on the others."""
-    join_world()
-    place = Place.here()
-    cases = find_cases(f"{place.num_nodes}x{place.ranks_per_node}")
+    num_ranks, per_node = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    cases = find_cases(f"{num_ranks // per_node}x{per_node}")
     run = new_run()
-    for case in cases:
-        _say(case.title)
-        run["results"].append(measure_case(case, _say))
-    dist.barrier()
-    dist.destroy_process_group()
-    return run if place.rank == 0 else None
+    with crews(crews_of(cases)) as workers:
+        for case in cases:
+            _say(case.title)
+            run["results"].append(measure_case(case, workers, _say))
+    return run if os.environ["RANK"] == "0" else None
 
 
 def failure_file(result_file: Path, rank: int) -> Path:

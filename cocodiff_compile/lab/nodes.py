@@ -65,7 +65,7 @@ def _start(
     ]
     variables = {
         "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "2",
         "PYTHONUNBUFFERED": "1",
         **os.environ,
         **environment,
