@@ -6,6 +6,7 @@ runs a step the others wait for their next order, so all ways can be measured in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -26,6 +27,7 @@ from cocodiff_compile.lab.local_ranks import end_with_parent
 
 _TIMEOUT = timedelta(minutes=10)
 
+_END = "end"
 MAIN = "main"
 """The crew of the ranks themselves."""
 
@@ -118,7 +120,8 @@ class _Child:
         raise RuntimeError(f"crew {self._name!r} died with status {status}") from None
 
     def close(self) -> None:
-        self._end.close()
+        with contextlib.suppress(ConnectionError):
+            self._end.send((_END, ()))
         self._process.join(timeout=10)
         if self._process.is_alive():
             self._process.kill()
@@ -147,9 +150,8 @@ def _serve(end: Connection, parent: int) -> None:
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     server = _Server()
     while True:
-        try:
-            method, args = end.recv()
-        except EOFError:
+        method, args = end.recv()
+        if method == _END:
             return
         try:
             end.send(("", server.call(method, *args)))
