@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _unregister_process_group,
 )
 from torch._dispatch.python import no_python_dispatcher
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import ShortenTraceback, Unsupported
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 from torch._inductor import list_mode_options
@@ -36,6 +36,7 @@ __all__ = [
     "FakeTensorMode",
     "ShortenTraceback",
     "TorchDispatchMode",
+    "Unsupported",
     "compile_fx",
     "compile_fx_inner",
     "default_store",
@@ -111,13 +112,19 @@ def groups_by_name() -> dict[str, Any]:
 
 @contextmanager
 def replaced_groups(stand_ins: Mapping[str, Any]) -> Iterator[None]:
-    """Other groups behind the names in `stand_ins`, for functional collectives."""
+    """Other groups behind the names in `stand_ins`, for functional collectives. They have the same
+    ranks as the groups they stand for.
+    """
     originals = groups_by_name()
+    for name, group in stand_ins.items():
+        _world.pg_group_ranks[group] = _world.pg_group_ranks[originals[name]]
     _register_groups(stand_ins)
     try:
         yield
     finally:
         _register_groups({name: originals[name] for name in stand_ins})
+        for group in stand_ins.values():
+            del _world.pg_group_ranks[group]
 
 
 def _register_groups(groups: Mapping[str, Any]) -> None:

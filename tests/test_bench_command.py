@@ -1,6 +1,7 @@
 """What `cocodiff bench` and `cocodiff lab` accept, refuse and leave behind."""
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -11,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cocodiff_compile.bench.cases import Case, Grid, Workload
+from cocodiff_compile.bench.cases import WORKLOADS, Case, Grid, Workload
 from cocodiff_compile.bench.command import find_cases
 from cocodiff_compile.bench.results import Report
 from cocodiff_compile.bench.run import run_case
 from cocodiff_compile.bench.table import format_report
 from cocodiff_compile.cli import _parser, main
-from cocodiff_compile.lab.cluster import remove_cluster
+from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, remove_cluster
 from tests.emulated import NAME, eventually, needs_emulation, our_namespaces
 
 TINY = Workload("flux", num_layers=1, num_single_layers=1, heads=4, head_size=16, image_tokens=64)
@@ -65,6 +66,7 @@ def test_cases_survive_json() -> None:
         (["--models", "flux,gpt"], "--models gpt; allowed: flux"),
         (["--grids", "2by1"], "grid '2by1'; allowed: NODESxTILES"),
         (["--grids", "0x2"], "allowed: NODESxTILES"),
+        (["--grids", "1x2"], "an emulated cluster has 2 nodes or more"),
         (["--shares", "100"], "--shares 100; allowed: numbers from 1 to 99"),
         (["--rates", "fast"], "--rates fast; allowed: numbers"),
         (["--ways", "cocodiff"], "--ways must hold 'inductor'"),
@@ -75,8 +77,6 @@ def test_cases_survive_json() -> None:
 def test_bad_arguments_are_named(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("without root it refuses for that reason")
     assert main(["bench", "--out", str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -126,13 +126,18 @@ def test_lab_refuses_with_the_reason(name: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.gloo
 def test_a_case_is_measured_with_its_limit_and_its_bytes() -> None:
     said: list[str] = []
-    case = Case(TINY, Grid(2, 1), ("eager", "inductor", "cocodiff-phases"), (), (50.0,))
+    ways = ("eager", "inductor", "cocodiff", "cocodiff-phases", "cache-dit")
+    case = Case(TINY, Grid(2, 1), ways, (), (50.0,))
     result = run_case(case, said.append)
     assert "failure" not in result, result
     (point,) = Report({"results": [result], "machine": {}}).points
-    assert [len(way.samples_s) for way in point.ready] == [8, 8, 8]
+    ready = [way for way in point.ready if way.name != "cache-dit"]
+    assert [way.name for way in ready] == ["eager", "inductor", "cocodiff"]
+    assert [len(way.samples_s) for way in ready] == [8, 8, 8]
+    assert point.ways[4].reason == "" or "cache-dit is not installed" in point.ways[4].reason
+    assert "needs a topology with two axes" in point.ways[3].reason
     assert point.wire_s > 0
-    assert 0 < point.data["stream_bytes_per_s"] <= 50e6 / 8
+    assert all(0 < rate <= 50e6 / 8 for rate in point.data["streams_bytes_per_s"])
     for way in point.ready:
         assert way.counted_to_accounted == pytest.approx(1, abs=0.05)
         assert way.data["difference"] < 1e-3
@@ -144,30 +149,81 @@ def test_a_case_is_measured_with_its_limit_and_its_bytes() -> None:
     assert not list(our_namespaces(f"bench{os.getpid()}"))
 
 
+_KILLED = [
+    (signal.SIGKILL, "case 1 of 2"),
+    *(pytest.param(how, "round 1 of 8", marks=pytest.mark.slow) for how in (9, 15, 2)),
+]
+
+
 @needs_emulation
 @pytest.mark.gloo
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_benchmark_killed_half_way_leaves_nothing(how: signal.Signals, tmp_path: Path) -> None:
-    bench = subprocess.Popen(
-        [sys.executable, "-m", "cocodiff_compile.cli", "bench", "--quick", "--out", str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+@pytest.mark.parametrize(("how", "when"), _KILLED)
+def test_a_killed_benchmark_leaves_nothing(how: int, when: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cocodiff_compile.cli", "bench", "--quick"]
+    bench = subprocess.Popen([*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, text=True)
     name = f"bench{bench.pid}"
-    eventually(lambda: len(_processes_on(name)) >= 4)  # torchrun and a rank on both nodes
-    inside = _processes_on(name)
-    bench.send_signal(how)
-    bench.wait(timeout=60)
-    eventually(lambda: our_namespaces(name) == [])
-    eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in inside))
+    try:
+        assert bench.stdout is not None
+        assert any(when in line for line in bench.stdout)
+        eventually(lambda: len(_processes_on(name)) >= 4, 120)  # torchrun and a rank per node
+        bench.send_signal(how)
+        bench.wait(timeout=60)
+        eventually(lambda: our_namespaces(name) == [])
+        eventually(lambda: _processes_on(name) == [])
+    finally:
+        bench.kill()
+        bench.wait()
 
 
 def _processes_on(name: str) -> list[str]:
-    found: list[str] = []
-    for space in our_namespaces(name):
-        shown = subprocess.run(
-            ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
-        )
-        found += shown.stdout.split()
+    """By the variable that every process on the cluster's nodes inherits."""
+    mark = f"{CLUSTER_VARIABLE}={name}\0".encode()
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in file.read_bytes():
+                found.append(file.parent.name)
     return found
+
+
+@needs_emulation
+@pytest.mark.gloo
+@pytest.mark.slow
+def test_links_are_set_so_that_communication_has_its_share() -> None:
+    case = Case(WORKLOADS["flux-short"], Grid(2, 2), ("inductor", "cocodiff-phases"), (75,))
+    (point,) = Report({"results": [run_case(case, print)], "machine": {}}).points
+    assert point.share == pytest.approx(0.75, abs=0.15)
+    assert [way.reason for way in point.ways] == ["", ""]
+    assert point.ways[1].data["accounted_bytes"] == point.ways[0].data["accounted_bytes"]
+
+
+@needs_emulation
+@pytest.mark.gloo
+@pytest.mark.slow
+def test_a_profiled_case_has_a_timeline_per_way_and_rank() -> None:
+    case = Case(TINY, Grid(2, 1), ("inductor", "cocodiff"), (), (50.0,), profiled=True)
+    (point,) = Report({"results": [run_case(case, print)], "machine": {}}).points
+    assert [(line.way, line.rank) for line in point.timelines] == [
+        ("diffusers + Inductor", 0),
+        ("diffusers + Inductor", 1),
+        ("cocodiff", 0),
+        ("cocodiff", 1),
+    ]
+    for line in point.timelines:
+        assert len(line.exchanges) == 8
+        assert any("cpp_fused" in span.name for span in line.spans)
+
+
+@pytest.mark.gloo
+@pytest.mark.slow
+def test_ranks_that_torchrun_started_are_measured_as_they_are(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    bench = ["-m", "cocodiff_compile.cli", "bench", "--models", "flux-short", "--dtypes", "fp32"]
+    rest = ["--ways", "inductor,cocodiff", "--shares", "50", "--out", str(tmp_path)]
+    done = subprocess.run([*torchrun, *bench, *rest], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--shares: ignored" in done.stdout
+    (point,) = Report(json.loads((tmp_path / "results.json").read_text())).points
+    assert point.case.grid == Grid(1, 2)
+    assert point.wire_s == 0
+    assert [len(way.samples_s) for way in point.ready] == [8, 8]

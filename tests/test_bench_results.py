@@ -8,7 +8,7 @@ import pytest
 from cocodiff_compile.bench.cases import WORKLOADS, Case, Grid
 from cocodiff_compile.bench.compare import compare_reports
 from cocodiff_compile.bench.plot import plot_report
-from cocodiff_compile.bench.results import Point, Report
+from cocodiff_compile.bench.results import Point, Report, WayResult
 from cocodiff_compile.bench.table import format_report
 
 CASE = Case(WORKLOADS["flux"], Grid(2, 1), ("inductor", "overlap", "cache-dit", "cocodiff"), (50,))
@@ -24,6 +24,7 @@ def _way(name: str, kind: str, samples: list[float], **more: Any) -> dict[str, A
         "difference": 1e-6,
         "compile_s": 1.0,
         "samples_s": samples,
+        "compute_s": [0.32, 0.3],
         "counted": {"payload_bytes": 10_100_000, "packets": 7000},
         "accounted_bytes": 10_000_000,
         "accounted_messages": 24,
@@ -41,11 +42,11 @@ def _data(**more: Any) -> dict[str, Any]:
     return {
         "share": 50,
         "rate_mbit": 200.0,
-        "stream_bytes_per_s": 25_000_000.0,
+        "streams_bytes_per_s": [20_000_000.0, 25_000_000.0],
+        "base": "inductor",
         "flat_bytes": 10_000_000,
         "flat_messages": 24,
         "load_average": [1.0, 1.0],
-        "compute_s": [0.32, 0.3],
         "ways": ways,
         **more,
     }
@@ -53,7 +54,7 @@ def _data(**more: Any) -> dict[str, Any]:
 
 def _report(*points: dict[str, Any], **result: Any) -> Report:
     machine = {"cores": 2, "processor": "test", "torch": "2.13", "load average": 0.5}
-    results = [{"case": CASE.to_json(), "points": list(points), **result}]
+    results = [{"case": CASE.to_json(), "ulysses": "diffusers", "points": list(points), **result}]
     return Report({"schema": 1, "machine": machine, "results": results})
 
 
@@ -62,7 +63,10 @@ def test_the_limit_is_the_longer_of_computation_and_wire() -> None:
     assert point.compute_s == 0.3
     assert point.wire_s == pytest.approx(0.4)
     assert point.limit_s == pytest.approx(0.4)
-    assert Point(CASE, _data(compute_s=[0.7])).limit_s == 0.7
+    slow = _data()
+    slow["ways"][0]["compute_s"] = [0.7]
+    assert Point(CASE, slow).limit_s == 0.7
+    assert point.share == pytest.approx(0.7)
 
 
 def test_figures_of_a_way() -> None:
@@ -73,30 +77,51 @@ def test_figures_of_a_way() -> None:
     assert point.over_best_rival(ours) == pytest.approx(1.6)
     assert point.over_limit(ours) == pytest.approx(1.25)
     assert point.exposed(ours) == pytest.approx(0.5)
+    own = _way("cocodiff", "ours", [0.5], compute_s=[0.4])
+    assert point.exposed(WayResult(own)) == pytest.approx(0.25)
     assert ours.counted_to_accounted == pytest.approx(1.01)
 
 
 def test_where_nothing_crosses_nothing_is_exposed() -> None:
-    point = Point(CASE, _data(stream_bytes_per_s=None, flat_bytes=0))
+    point = Point(CASE, _data(streams_bytes_per_s=[], flat_bytes=0))
     assert point.wire_s == 0
     assert point.limit_s == point.compute_s
     assert point.exposed(point.ways[0]) is None
 
 
-def test_noise_is_the_distance_of_the_odd_from_the_even_rounds() -> None:
-    assert Point(CASE, _data()).noise(Point(CASE, _data()).ways[0]) == 0
-    noisy = _data(
-        ways=[
-            _way("inductor", "stock", [1.0, 1.0, 1.0, 1.0]),
-            _way("cocodiff", "ours", [0.5, 0.8, 0.5, 0.8]),
-        ]
-    )
+@pytest.mark.parametrize("samples", [[0.5, 0.8, 0.5, 0.8], [0.5, 0.5, 0.8, 0.8]])
+def test_noise_is_the_distance_of_two_halves_of_the_rounds(samples: list[float]) -> None:
+    stock = _way("inductor", "stock", [1.0, 1.0, 1.0, 1.0])
+    noisy = _data(ways=[stock, _way("cocodiff", "ours", samples)])
     point = Point(CASE, noisy)
     assert point.noise(point.ways[1]) == pytest.approx(0.6)
-    assert "TOO NOISY" in format_report(_report(noisy))
-    assert "by up to 60%" in format_report(_report(noisy))
-    quiet = format_report(_report(_data()))
-    assert "TOO NOISY" not in quiet
+    text = format_report(_report(noisy))
+    assert "TOO NOISY: COCODIFF: speedups from two halves of the rounds differ by 60%" in text
+    assert "by up to 60%; 1 of 1 points are in doubt" in text
+
+
+def test_what_is_quiet_and_adds_up_is_not_doubted() -> None:
+    data = _data()
+    for way in data["ways"]:
+        way["samples_s"] = [way["samples_s"][0]] * 4
+    assert Point(CASE, data).doubts == ()
+    assert "0 of 1 points are in doubt" in format_report(_report(data))
+
+
+def test_bytes_that_do_not_add_up_and_steps_below_the_limit_are_doubted() -> None:
+    data = _data()
+    data["ways"][3] = _way(
+        "cocodiff", "ours", [0.39], counted={"payload_bytes": 10_600_000, "packets": 1}
+    )
+    doubts = Point(CASE, data).doubts
+    assert any(doubt.startswith("COUNTED: COCODIFF: the interface sent +6.0%") for doubt in doubts)
+    assert any(doubt.startswith("LIMIT: COCODIFF is faster than the limit") for doubt in doubts)
+
+
+def test_it_is_said_whose_ulysses_stands_in_for_diffusers() -> None:
+    assert "cocodiff_compile.parallel" in format_report(
+        _report(_data(), ulysses="cocodiff_compile.parallel (diffusers has no plan)")
+    )
 
 
 def test_a_way_that_cannot_run_stays_in_the_table_with_its_reason() -> None:
@@ -120,7 +145,7 @@ def test_every_figure_is_in_the_table() -> None:
     (row,) = [line for line in format_report(_report(_data())).splitlines() if "COCODIFF" in line]
     assert row.split() == [
         *("COCODIFF", "500", "525", "2.00x", "1.60x", "1.25", "50%"),
-        *("10.0", "+1.0%", "24", "1e-06"),
+        *("10.0", "+1.0%", "24", "7000", "1e-06"),
     ]
 
 
@@ -133,6 +158,9 @@ def test_comparing_says_what_moved_beyond_noise() -> None:
     assert "1 of 4 speedups over stock changed" in text
     same = compare_reports(_report(_data()), _report(_data()))
     assert "0 of 4 speedups" in same
+    rates = [_data(share=None, rate_mbit=rate) for rate in (100.0, 200.0)]
+    rates[0]["ways"][3] = _way("cocodiff", "ours", [0.7, 0.7, 0.7, 0.7])
+    assert "0 of 8 speedups" in compare_reports(_report(*rates), _report(*rates))
     other = Report({**_report(_data()).data, "results": []})
     assert compare_reports(other, _report(_data())) == "the two runs have no point in common"
 

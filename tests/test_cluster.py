@@ -38,7 +38,9 @@ def test_names_that_could_mean_something_else_are_refused(name: str) -> None:
 
 def test_without_iproute2_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _tool: None)
-    with pytest.raises(UserError, match=r"ip and tc not found.*apt install iproute2"):
+    with pytest.raises(
+        UserError, match=r"ip and tc not found: install iproute2 .*apt install iproute2"
+    ):
         lab.check_can_emulate()
 
 
@@ -101,6 +103,8 @@ def test_a_second_cluster_of_the_same_name_is_refused_and_the_first_stays() -> N
     with emulated_cluster(NAME, 1, Link()):
         with pytest.raises(UserError, match="is up already"):
             build_cluster(NAME, 1, Link())
+        with pytest.raises(UserError, match="is up already"), emulated_cluster(NAME, 1, Link()):
+            pass
         assert len(our_namespaces()) == 2
 
 
@@ -123,21 +127,25 @@ def test_a_killed_owner_leaves_neither_namespace_nor_process(how: signal.Signals
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert owner.stdout is not None
-    held = int(owner.stdout.readline())
-    assert len(our_namespaces()) == 3
-    owner.send_signal(how)
-    owner.wait(timeout=30)
-    eventually(lambda: our_namespaces() == [])
-    eventually(lambda: not Path(f"/proc/{held}").exists())
+    try:
+        assert owner.stdout is not None
+        held = int(owner.stdout.readline())
+        assert len(our_namespaces()) == 3
+        owner.send_signal(how)
+        owner.wait(timeout=30)
+        eventually(lambda: our_namespaces() == [])
+        eventually(lambda: not Path(f"/proc/{held}").exists())
+    finally:
+        owner.kill()
+        owner.wait()
 
 
 _SUM = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 value = torch.tensor([float(dist.get_rank())])
 dist.all_reduce(value)
-print("sum", value.item(), flush=True)
+os.write(1, f"sum {value.item()}\\n".encode())  # at once: two ranks share the pipe
 dist.destroy_process_group()
 """
 

@@ -32,7 +32,6 @@ def test_torchrun_is_taken_as_it_is() -> None:
         tuple(OPEN_MPI),
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
     ],
 )
 def test_every_launcher_is_put_into_torchruns_words(variables: tuple[str, ...]) -> None:

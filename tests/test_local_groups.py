@@ -61,11 +61,14 @@ def test_a_compiled_model_runs_without_its_network_and_with_it_again() -> None:
         parallelize(model)
         compiled = torch.compile(model, backend="cocodiff", fullgraph=True)
         compiled(**inputs)
-        with local_groups() as sent:
-            compiled(**inputs)
-        assert len(sent) == 3 * 4 + 1  # three attentions and the gathered result
-        compiled(**inputs)
-        assert len(sent) == 3 * 4 + 1
+        found = []
+        for call in (model, compiled):
+            with local_groups() as sent:
+                call(**inputs)
+            found.append(list(sent))
+            call(**inputs)
+            assert len(sent) == 3 * 4 + 1  # three attentions and the gathered result
+    assert found[0] == found[1]
 
 
 def _exchange_around_local_groups(rank: int, _num_ranks: int) -> list[Tensor]:

@@ -117,8 +117,8 @@ def _measure(parsed: argparse.Namespace) -> int:
     from cocodiff_compile.bench.run import run_cases, timed_sayer  # noqa: PLC0415
     from cocodiff_compile.lab.cluster import check_can_emulate  # noqa: PLC0415
 
-    check_can_emulate()
     cases = find_cases(parsed)
+    check_can_emulate()
     file = _results_file(parsed.out)
     done = _load(file)["results"] if parsed.resume and file.exists() else ()
     run = run_cases(cases, timed_sayer(), done, lambda run: _keep(run, file))
@@ -129,11 +129,13 @@ def _measure_here(parsed: argparse.Namespace) -> int:
     """As one of the ranks that somebody started."""
     from cocodiff_compile.bench.rank import measure_here  # noqa: PLC0415
 
-    run = measure_here(lambda grid: find_cases(parsed, grid))
-    if run is None:
-        return 0
-    _keep(run, _results_file(parsed.out))
-    return _put_out(run, parsed.out)
+    file = _results_file(parsed.out)
+    ignored = [name for name in ("grids", "shares", "rates", "resume") if getattr(parsed, name)]
+    if ignored and os.environ["RANK"] == "0":
+        options = ", ".join(f"--{name}" for name in ignored)
+        print(f"cocodiff bench: {options}: ignored on ranks that somebody else started")
+    run = measure_here(lambda grid: find_cases(parsed, grid), lambda run: _keep(run, file))
+    return 0 if run is None else _put_out(run, parsed.out)
 
 
 def _check_packages() -> None:
@@ -162,13 +164,15 @@ def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]
     ways = _chosen(parsed, "ways", WAYS)
     if STOCK not in ways:
         raise UserError(f"--ways must hold {STOCK!r}, which the others are compared with")
-    grids = [grid] if grid else _list(parsed, "grids") or GRIDS
+    grids = [Grid.parse(text) for text in ([grid] if grid else _list(parsed, "grids") or GRIDS)]
+    if not grid and any(item.nodes == 1 for item in grids):
+        raise UserError("--grids: an emulated cluster has 2 nodes or more")
     rates = _numbers(parsed, "rates", 0.1, 100_000)
     shares = () if rates else _numbers(parsed, "shares", 1, 99) or SHARES
     return [
         Case(
             WORKLOADS[model].of_dtype(dtype),
-            Grid.parse(place),
+            place,
             tuple(ways),
             tuple(int(share) for share in shares),
             tuple(rates),

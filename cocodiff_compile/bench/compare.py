@@ -35,7 +35,8 @@ def _common_points(old: Report, new: Report) -> list[tuple[Point, Point]]:
 
 
 def _key(point: Point) -> tuple[object, ...]:
-    return point.case.workload, point.case.grid, point.data["share"]
+    share = point.data["share"]
+    return point.case.workload, point.case.grid, share, share or point.data["rate_mbit"]
 
 
 def _row(before: Point, old: WayResult, after: Point, new: WayResult) -> list[str]:

@@ -1,7 +1,7 @@
 """Processes for the ways that must not share one: every rank starts one child per further crew.
 
-The children of a crew form a world of their own on the same links. Ranks take turns: while one crew
-runs a step the others wait for their next order, so all ways can be measured interleaved.
+The children of a crew form a world of their own on the same links. They compile side by side, and
+then take turns: while one crew runs a step the others wait, so all ways are measured interleaved.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 from cocodiff_compile.bench.cases import rank_device
+from cocodiff_compile.bench.ways import MAIN_CREW
 from cocodiff_compile.bench.worker import Worker
 from cocodiff_compile.lab.local_ranks import end_with_parent
 
 _TIMEOUT = timedelta(minutes=10)
 
 _END = "end"
-MAIN = "main"
-"""The crew of the ranks themselves."""
 
 
 class Crews:
@@ -39,9 +38,18 @@ class Crews:
         self._others = {name: _Child(name) for name in others}
         self._main = _Server()
 
+    def join_worlds(self) -> None:
+        """Each crew its own."""
+        self._main.call("join")
+        for child in self._others.values():
+            address = f"tcp://{os.environ['MASTER_ADDR']}:{_agree_on_port()}"
+            child.begin("join", address, dist.get_rank(), dist.get_world_size())
+        for child in self._others.values():
+            child.finish()
+
     def call(self, crew: str, method: str, *args: Any) -> Any:
         """`method` of the crew's `Worker`."""
-        if crew == MAIN:
+        if crew == MAIN_CREW:
             return self._main.call(method, *args)
         self._others[crew].begin(method, *args)
         return self._others[crew].finish()
@@ -74,12 +82,7 @@ def crews(others: Sequence[str]) -> Iterator[Crews]:
     """
     made = Crews(others)
     try:
-        made._main.call("join")
-        for child in made._others.values():
-            address = f"tcp://{os.environ['MASTER_ADDR']}:{_agree_on_port()}"
-            child.begin("join", address, dist.get_rank(), dist.get_world_size())
-        for child in made._others.values():
-            child.finish()
+        made.join_worlds()
         yield made
         dist.barrier()
     finally:

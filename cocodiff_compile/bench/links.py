@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from cocodiff_compile.bench.cases import rank_device
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, Link, find_cluster, set_link
 
+LINKS_VARIABLE = "COCODIFF_BENCH_LINKS"
 _HEADER_BYTES = 66
 """Ethernet 14, IPv4 20, TCP 32 with timestamps; a packet without payload is an acknowledgement."""
 
-_STREAM_S = 1.5
+_STREAMS, _STREAM_S = 3, 0.7
 _CONNECT_S = 30.0
 
 
@@ -33,8 +36,18 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-        return cls(dist.get_rank(), dist.get_world_size(), per_node)
+        """UserError on every rank unless nodes hold equally many ranks, in order. All call this."""
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        local, per_node = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        everyone: list[Any] = [None] * num_ranks
+        dist.all_gather_object(everyone, (local, per_node))
+        expected = [(other % per_node, per_node) for other in range(num_ranks)]
+        if everyone != expected:
+            raise UserError(
+                "ranks must fill one node after the other, as many on each: found (local rank, "
+                f"ranks of the node) {everyone}"
+            )
+        return cls(rank, num_ranks, per_node)
 
     @property
     def num_nodes(self) -> int:
@@ -48,8 +61,9 @@ class Place:
         return self.rank % self.ranks_per_node == 0
 
 
-def links_are_emulated() -> bool:
-    return CLUSTER_VARIABLE in os.environ
+def links_are_ours() -> bool:
+    """Whether this benchmark runs on an emulated cluster of its own, whose rates it may set."""
+    return LINKS_VARIABLE in os.environ
 
 
 def set_rate(rate_mbit: float | None) -> None:
@@ -60,19 +74,23 @@ def set_rate(rate_mbit: float | None) -> None:
     dist.barrier()
 
 
-def stream_bytes_per_s(place: Place) -> float | None:
-    """What the slowest node sends per second while every node streams to the next, over TCP.
-
-    None on one node, where nothing crosses. All ranks call this.
+def streams_bytes_per_s(place: Place) -> list[float]:
+    """What the slowest node sends per second while every node streams to the next, over TCP, a few
+    times. Nothing on one node, where nothing crosses, and on accelerators, whose network is not
+    TCP. All ranks call this.
     """
-    if place.num_nodes == 1:
-        return None
+    if place.num_nodes == 1 or rank_device().type != "cpu":
+        return []
+    return [_stream_once(place) for _ in range(_STREAMS)]
+
+
+def _stream_once(place: Place) -> float:
     addresses: list[Any] = [None] * place.num_ranks
     with _Stream() if place.is_first_of_node else nullcontext() as stream:
         dist.all_gather_object(addresses, stream.address if stream else None)
         following = addresses[(place.rank + place.ranks_per_node) % place.num_ranks]
         sent = stream.run(following) if stream else float("inf")
-        return -slowest(-sent)
+        return -largest(-sent)
 
 
 class _Stream:
@@ -123,7 +141,7 @@ def _receive_all(incoming: socket.socket) -> tuple[int, float]:
     return size_bytes, time.monotonic() - begin
 
 
-def slowest(value: float) -> float:
+def largest(value: float) -> float:
     """The largest of all ranks' values."""
     tensor = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)

@@ -65,8 +65,13 @@ class _LocalGroup(dist.ProcessGroup):
 
     def __init__(self, group: dist.ProcessGroup, sent: list[Collective]) -> None:
         super().__init__(dist.get_rank(group), group.size())  # type: ignore[call-arg]
+        self._name = group.group_name
         self._ranks = tuple(dist.get_process_group_ranks(group))
         self._sent = sent
+
+    @property
+    def group_name(self) -> Any:
+        return self._name
 
     def alltoall_base(  # type: ignore[override]
         self, out: Tensor, source: Tensor, _out_splits: Any, splits: list[int], _options: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from datetime import UTC, datetime
@@ -9,13 +10,29 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import cocodiff_compile
+
 SCHEMA = 1
 _PACKAGES = ("cocodiff-compile", "torch", "diffusers", "cache-dit")
 
 
 def new_run() -> dict[str, Any]:
     """A run without results, as kept in JSON."""
-    return {"schema": SCHEMA, "machine": describe_machine(), "results": []}
+    return {
+        "schema": SCHEMA,
+        "machine": describe_machine(),
+        "taken with": _code(),
+        "results": [],
+    }
+
+
+def _code() -> dict[str, str]:
+    """Versions, and a digest of our own code."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(cocodiff_compile.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    versions = {name: found for name in _PACKAGES if (found := _version(name))}
+    return {**versions, "code": digest.hexdigest()[:16]}
 
 
 def describe_machine() -> dict[str, Any]:
@@ -27,6 +44,7 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         **{name: found for name in _PACKAGES if (found := _version(name))},
+        "threads per rank": os.environ.get("OMP_NUM_THREADS", "1"),
         "load average": round(os.getloadavg()[0], 2),
     }
 

@@ -99,7 +99,7 @@ def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -
     ticks: list[tuple[float, str]] = []
     for point in points:
         for way in point.ready:
-            _stacked_bar(axes, left, point, way, first=not ticks)
+            _stacked_bar(axes, left, way, first=not ticks)
             ticks.append((left, way.title))
             left += 1
         width = len(point.ready)
@@ -113,8 +113,8 @@ def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -
     axes.set_ylabel("ms per step", fontsize=8)
 
 
-def _stacked_bar(axes: Any, x: float, point: Point, way: WayResult, first: bool) -> None:
-    compute, step = point.compute_s * 1e3, way.step_s * 1e3
+def _stacked_bar(axes: Any, x: float, way: WayResult, first: bool) -> None:
+    compute, step = way.compute_s * 1e3, way.step_s * 1e3
     axes.bar(x, compute, 0.85, color=_COMPUTE, label="computation" if first else None)
     axes.bar(
         x,

@@ -1,7 +1,7 @@
 """One step of one rank as spans, from torch's profiler.
 
 Lanes: `compute` is the calling thread, kernel by kernel, with its waits; `exchange 0`, `exchange 1`
-... are the threads or streams that run collectives. Time 0 is when all ranks began.
+... are the threads that run collectives. Time 0 is when all ranks began.
 """
 
 from __future__ import annotations
@@ -82,14 +82,16 @@ def _cut(span: Span, begin: float, end: float) -> Span:
     return Span(span.lane, span.name, span.kind, start - begin, min(span.end_us, end) - start)
 
 
-def profile_step(step: Callable[[], object]) -> list[Span]:
-    """Runs `step` once under the profiler."""
+def profile_step(meet: Callable[[], object], step: Callable[[], object]) -> list[Span]:
+    """Runs `step` once under the profiler; `meet` lets all ranks begin together."""
     activities = [ProfilerActivity.CPU]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type.upper()  # type: ignore[union-attr]
         activities.append(getattr(ProfilerActivity, kind))
-    with profile(activities=activities) as profiler, record_function(_STEP):
-        step()
+    with profile(activities=activities) as profiler:
+        meet()
+        with record_function(_STEP):
+            step()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
@@ -98,11 +100,12 @@ def profile_step(step: Callable[[], object]) -> list[Span]:
 
 def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
     """The spans of a Chrome trace that holds one step, by start."""
+    whole = [event for event in events if event.get("ph") == "X"]
+    step = next(event for event in whole if event["name"] == _STEP)
     timed = sorted(
-        (event for event in events if event.get("ph") == "X"),
+        (event for event in whole if event["ts"] >= step["ts"]),
         key=lambda event: (event["ts"], -event["dur"]),
     )
-    step = next(event for event in timed if event["name"] == _STEP)
     spans: list[Span] = []
     lanes: dict[Any, str] = {}
     busy_until = step["ts"]

@@ -38,17 +38,22 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def measure_here(
-    find_cases: Callable[[str], Sequence[Case]],
+    find_cases: Callable[[str], Sequence[Case]], keep: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
-    """Every case on the ranks and links there are; the run on rank 0, None on the others."""
+    """Every case on the ranks and links there are; the run on rank 0, None on the others. Rank 0
+    also gets it after every case, in `keep`.
+    """
     num_ranks, per_node = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     cases = find_cases(f"{num_ranks // per_node}x{per_node}")
+    is_first = os.environ["RANK"] == "0"
     run = new_run()
     with crews(crews_of(cases)) as workers:
         for case in cases:
             _say(case.title)
             run["results"].append(measure_case(case, workers, _say))
-    return run if os.environ["RANK"] == "0" else None
+            if is_first:
+                keep(run)
+    return run if is_first else None
 
 
 def failure_file(result_file: Path, rank: int) -> Path:

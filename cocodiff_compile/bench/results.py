@@ -1,11 +1,12 @@
 """What the samples say: step times, the physical limit, what stays exposed, how noisy it was.
 
-    compute  the stock graph with local copies instead of exchanges, seconds per step
+    compute  a way's code with local copies instead of exchanges, seconds per step
     wire     bytes the busiest node must send to others / the rate of a plain stream
-    limit    max(compute, wire): no order of the same work on the same links can be faster
-    exposed  (step - compute) / wire: the part of the wire time that computation does not hide
+    limit    max(compute, wire) of stock: no order of the same work on the same links is faster
+    exposed  (step - its compute) / wire: the part of the wire time that computation does not hide
 
-Times are the least of all rounds, the machine at its quietest; medians stand beside them.
+Times are the least of all rounds, the machine at its quietest; medians stand beside them. The rate
+is the best of all streams, before and after.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from cocodiff_compile.bench.cases import Case
 from cocodiff_compile.bench.profile import Timeline
 
 NOISE_LIMIT = 0.1
+COUNT_LIMIT = 0.05
 STOCK_KIND, RIVAL_KIND, OURS_KIND = "stock", "rival", "ours"
 
 
@@ -57,6 +59,10 @@ class WayResult:
         return statistics.median(self.samples_s)
 
     @property
+    def compute_s(self) -> float:
+        return float(min(self.data["compute_s"]))
+
+    @property
     def counted_to_accounted(self) -> float | None:
         """Payload on the interface over the bytes of the graph; None where nothing was counted."""
         if not self.data["counted"] or not self.data["accounted_bytes"]:
@@ -91,13 +97,24 @@ class Point:
 
     @property
     def compute_s(self) -> float:
-        return float(min(self.data["compute_s"]))
+        """Of stock, or of what stood in for it."""
+        base = next(way for way in self.ways if way.name == self.data["base"])
+        return base.compute_s
+
+    @property
+    def stream_bytes_per_s(self) -> float | None:
+        return max(self.data["streams_bytes_per_s"], default=None)
 
     @property
     def wire_s(self) -> float:
-        """0 where nothing crosses between nodes."""
-        stream = self.data["stream_bytes_per_s"]
+        """0 where nothing crosses between nodes, or nothing is known of what it crosses."""
+        stream = self.stream_bytes_per_s
         return float(self.data["flat_bytes"] / stream) if stream else 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Of communication in a stock step, as it was."""
+        return 1 - self.stock.compute_s / self.stock.step_s if self.stock else None
 
     @property
     def limit_s(self) -> float:
@@ -122,16 +139,45 @@ class Point:
         return way.step_s / self.limit_s
 
     def exposed(self, way: WayResult) -> float | None:
-        return (way.step_s - self.compute_s) / self.wire_s if self.wire_s else None
+        return (way.step_s - way.compute_s) / self.wire_s if self.wire_s else None
 
     def noise(self, way: WayResult) -> float:
-        """How far the speedup over stock differs between the odd and the even rounds."""
+        """How far the speedup over stock differs between halves of the rounds: the odd and the
+        even ones, the first and the second.
+        """
         if self.stock is None or len(way.samples_s) < 4:
             return 0.0
-        halves = [
-            min(self.stock.samples_s[first::2]) / min(way.samples_s[first::2]) for first in (0, 1)
+        middle = len(way.samples_s) // 2
+        pairs = (slice(0, None, 2), slice(1, None, 2)), (slice(middle), slice(middle, None))
+        return max(self._apart(way, first, second) for first, second in pairs)
+
+    def _apart(self, way: WayResult, first: slice, second: slice) -> float:
+        assert self.stock is not None
+        ratios = [
+            min(self.stock.samples_s[part]) / min(way.samples_s[part]) for part in (first, second)
         ]
-        return max(halves) / min(halves) - 1
+        return max(ratios) / min(ratios) - 1
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why figures of this point should not be trusted."""
+        found = [
+            f"TOO NOISY: {way.title}: speedups from two halves of the rounds differ by "
+            f"{noise:.0%}, more than {NOISE_LIMIT:.0%}"
+            for way in self.ready
+            if (noise := self.noise(way)) > NOISE_LIMIT
+        ]
+        found += [
+            f"COUNTED: {way.title}: the interface sent {ratio - 1:+.1%} of what was accounted for"
+            for way in self.ready
+            if (ratio := way.counted_to_accounted) and abs(ratio - 1) > COUNT_LIMIT
+        ]
+        found += [
+            f"LIMIT: {way.title} is faster than the limit: the stream was measured too slow"
+            for way in self.ready
+            if way.step_s < self.limit_s
+        ]
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -160,5 +206,10 @@ class Report:
         )
 
     @property
-    def noise(self) -> float:
-        return max((point.noise(way) for point in self.points for way in point.ready), default=0.0)
+    def ulysses(self) -> dict[str, str]:
+        """Whose Ulysses the ways called "diffusers" run, by title of the case."""
+        return {
+            Case.from_json(result["case"]).title: result["ulysses"]
+            for result in self.data["results"]
+            if "ulysses" in result
+        }

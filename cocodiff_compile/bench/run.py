@@ -1,4 +1,4 @@
-"""Runs cases: each on an emulated cluster of its own, or all on the ranks that torchrun started."""
+"""Runs cases, each on an emulated cluster of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.bench.cases import Case
+from cocodiff_compile.bench.links import LINKS_VARIABLE
 from cocodiff_compile.bench.machine import new_run
 from cocodiff_compile.bench.rank import PROGRESS, failure_file
 from cocodiff_compile.lab.cluster import Link, emulated_cluster
@@ -18,9 +19,6 @@ from cocodiff_compile.lab.local_ranks import RankFailedError
 from cocodiff_compile.lab.nodes import run_on_nodes
 
 _CASE_TIMEOUT_S = 4 * 3600.0
-_KERNEL_NAMES = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}
-"""Inductor's C++ kernels tell the profiler who they are."""
-
 Say = Callable[[str], None]
 
 
@@ -29,17 +27,22 @@ def run_cases(
 ) -> dict[str, Any]:
     """The run as data, JSON's kind; `keep` gets it after every case.
 
-    Cases in `done`, the results of an earlier run, are not run again. A case that fails leaves the
-    reason, and the next one runs.
+    Cases in `done`, the results of an earlier run, are not run again if they were taken with the
+    same code and versions. A case that fails leaves the reason, and the next one runs.
     """
-    known = {json.dumps(item["case"]): item for item in done if "points" in item}
     run = new_run()
+    known = {
+        json.dumps(item["case"]): item
+        for item in done
+        if "points" in item and item["taken with"] == run["taken with"]
+    }
     for number, case in enumerate(cases, start=1):
         key = json.dumps(json.loads(json.dumps(case.to_json())))
         say(f"case {number} of {len(cases)}: {case.title}")
         if key in known:
             say("  known from the earlier run")
         result = known.get(key) or run_case(case, lambda text: say(f"  {text}"))
+        result["taken with"] = run["taken with"]
         run["results"].append(result)
         keep(run)
     return run
@@ -59,7 +62,7 @@ def run_case(case: Case, say: Say) -> dict[str, Any]:
                     command,
                     on_line=lambda _node, line: _pass_on(line, say),
                     timeout_s=_CASE_TIMEOUT_S,
-                    environment=_KERNEL_NAMES if case.profiled else {},
+                    environment={LINKS_VARIABLE: "1"},
                 )
         except RankFailedError as error:
             failure = _failures(result_file, case) or str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cocodiff_compile.bench.results import NOISE_LIMIT, Point, Report, WayResult
+from cocodiff_compile.bench.results import Point, Report, WayResult
 from cocodiff_compile.report.describe import format_table
 
 _HEADERS = (
@@ -19,6 +19,7 @@ _HEADERS = (
     "MB sent",
     "counted",
     "messages",
+    "packets",
     "off by",
 )
 
@@ -27,25 +28,33 @@ def format_report(report: Report) -> str:
     """A table per point, what could not be measured, and how far the figures can be trusted."""
     parts = [format_point(point) for point in report.points]
     parts += [f"{title}: not measured: {failure}" for title, failure in report.failures]
+    parts += [
+        f"{title}: the Ulysses of the ways called diffusers is that of {whose}"
+        for title, whose in report.ulysses.items()
+        if whose != "diffusers"
+    ]
     parts.append(_verdict(report))
     parts.append(format_machine(report.data["machine"]))
     return "\n\n".join(parts)
 
 
 def format_point(point: Point) -> str:
-    data = point.data
-    rate = data["rate_mbit"]
-    link = "links as they are" if rate is None else f"emulated links of {rate:.0f} Mbit/s"
-    stream = data["stream_bytes_per_s"]
-    measured = f", a stream gets {stream / 1e6:.1f} MB/s" if stream else ""
-    head = (
-        f"{point.title}: {link}{measured}\n"
-        f"limit {point.limit_s * 1e3:.0f} ms = max(compute {point.compute_s * 1e3:.0f}, "
-        f"wire {point.wire_s * 1e3:.0f}: {data['flat_bytes'] / 1e6:.1f} MB per node)"
-    )
     rows = [_row(point, way) for way in point.ways]
     reasons = [f"  {way.title}: {way.reason}" for way in point.ways if way.reason]
-    return "\n".join([head, format_table(_HEADERS, rows), *reasons])
+    notes = [f"  {way.title}: {note}" for way in point.ready for note in way.data["notes"]]
+    return "\n".join([_head(point), format_table(_HEADERS, rows), *reasons, *notes, *point.doubts])
+
+
+def _head(point: Point) -> str:
+    rate, stream, share = point.data["rate_mbit"], point.stream_bytes_per_s, point.share
+    link = "links as they are" if rate is None else f"emulated links of {rate:.0f} Mbit/s"
+    measured = f", a stream gets {stream / 1e6:.1f} MB/s" if stream else ""
+    real = "" if share is None else f"; communication is {share:.0%} of a stock step"
+    return (
+        f"{point.title}: {link}{measured}{real}\n"
+        f"limit {point.limit_s * 1e3:.0f} ms = max(compute {point.compute_s * 1e3:.0f}, "
+        f"wire {point.wire_s * 1e3:.0f}: {point.data['flat_bytes'] / 1e6:.1f} MB per node)"
+    )
 
 
 def _row(point: Point, way: WayResult) -> list[str]:
@@ -63,6 +72,7 @@ def _row(point: Point, way: WayResult) -> list[str]:
         f"{way.data['accounted_bytes'] / 1e6:.1f}",
         "not read" if counted is None else f"{counted - 1:+.1%}",
         str(way.data["accounted_messages"]),
+        str(way.data["counted"]["packets"]) if way.data["counted"] else "",
         "" if way.data["difference"] is None else f"{way.data['difference']:.0e}",
     ]
 
@@ -76,13 +86,13 @@ def _percent(part: float | None) -> str:
 
 
 def _verdict(report: Report) -> str:
-    noise = report.noise
-    if noise > NOISE_LIMIT:
-        return (
-            f"TOO NOISY: speedups from the odd and the even rounds differ by up to {noise:.0%}, "
-            f"more than {NOISE_LIMIT:.0%}; run it again on a quieter machine"
-        )
-    return f"noise: speedups from the odd and the even rounds differ by up to {noise:.0%}"
+    noises = [point.noise(way) for point in report.points for way in point.ready]
+    most = max(noises, default=0.0)
+    doubtful = sum(bool(point.doubts) for point in report.points)
+    return (
+        f"noise: speedups from two halves of the rounds differ by up to {most:.0%}; "
+        f"{doubtful} of {len(report.points)} points are in doubt"
+    )
 
 
 def format_machine(machine: Mapping[str, Any]) -> str:

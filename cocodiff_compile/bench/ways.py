@@ -21,6 +21,9 @@ from cocodiff_compile.parallel.make_mesh import at_least_one_device
 
 Kind = Literal["stock", "rival", "ours"]
 
+MAIN_CREW = "main"
+"""The processes of the ranks themselves."""
+
 OVERLAP_PASSES = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": [
@@ -44,17 +47,17 @@ class Way:
     build: Callable[[Workload], nn.Module]
     backend: str = "inductor"
     options: Mapping[str, Any] | None = None
-    crew: str = "main"
+    crew: str = MAIN_CREW
     measures_links: bool = False
     """Compiled anew for every speed of the links, since it decides by measuring them."""
 
-    def compile(self, model: nn.Module) -> Callable[..., Any]:
+    def compile(self, model: nn.Module, fullgraph: bool) -> Callable[..., Any]:
         if self.options is None:
             return model
         return torch.compile(  # type: ignore[call-overload,no-any-return]
             model,
             backend=self.backend,
-            fullgraph=True,
+            fullgraph=fullgraph,
             dynamic=False,
             options=dict(self.options),
             isolate_recompiles=True,
@@ -78,6 +81,13 @@ def stock_ulysses(workload: Workload) -> nn.Module:
 
 def has_stock_ulysses(model: nn.Module) -> bool:
     return getattr(model, "_cp_plan", None) is not None
+
+
+def ulysses_of(workload: Workload) -> str:
+    """Whose Ulysses the ways called "diffusers" run."""
+    if has_stock_ulysses(workload.build()):
+        return "diffusers"
+    return "cocodiff_compile.parallel (diffusers has no plan for this architecture)"
 
 
 def cache_dit_async(workload: Workload) -> nn.Module:

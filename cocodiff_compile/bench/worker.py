@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from cocodiff_compile.bench.cases import DTYPES, Workload
 from cocodiff_compile.bench.local_groups import Collective, local_groups
 from cocodiff_compile.bench.profile import Span, profile_step
 from cocodiff_compile.bench.ways import WAYS
+from cocodiff_compile.compat import Unsupported
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.topology.find_machines import forget_machines
 
@@ -35,41 +36,60 @@ class Compiled:
     collectives: tuple[Collective, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def because(self, reason: str) -> Compiled:
+        return replace(self, reason=reason)
+
 
 class Worker:
     """All ranks of a crew call the same methods in the same order."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._model = workload.build()
-        self._inputs = workload.inputs(self._model)
-        self._models: dict[str, nn.Module] = {}
-        self._calls: dict[str, Callable[..., Any]] = {}
-        self._reference = self._sample(self._model)
+        model = workload.build()
+        self._inputs = workload.inputs(model)
+        self._reference = self._sample(model)
         """Of the whole model in this process, eager."""
+        self._models: dict[Callable[[Workload], nn.Module], nn.Module] = {}
+        self._calls: dict[str, Callable[..., Any]] = {}
 
     def build(self, name: str) -> str:
-        """Makes the parallel model of a way; the reason if that cannot be done."""
+        """Makes the parallel model of a way and calls it once; the reason if that fails."""
+        build = WAYS[name].build
         try:
-            self._models[name] = WAYS[name].build(self._workload)
+            if build not in self._models:
+                model = build(self._workload)
+                self._sample(model)  # some of diffusers' hooks compile only after a first call
+                self._models[build] = model
         except Exception as error:
-            return _first_line(error)
+            return _reason(error)
         return ""
 
     def compile(self, name: str) -> Compiled:
         """Makes a way ready, anew if it was before, by calls whose result is checked."""
         begin = time.monotonic()
+        notes: list[str] = []
         try:
-            call = self._calls[name] = WAYS[name].compile(self._models[name])
             with collect_reports() as reports:
-                sample = self._sample(call)
+                sample = self._first_call(name, notes)
             seconds = time.monotonic() - begin
             difference = self._check(sample)
             with local_groups() as collectives:
-                self._sample(call)
+                self._sample(self._calls[name])
         except Exception as error:
-            return Compiled(time.monotonic() - begin, _first_line(error))
-        return Compiled(seconds, "", difference, tuple(collectives), _notes(reports))
+            return Compiled(time.monotonic() - begin, _reason(error))
+        notes += _notes(reports)
+        return Compiled(seconds, "", difference, tuple(collectives), tuple(notes))
+
+    def _first_call(self, name: str, notes: list[str]) -> torch.Tensor:
+        """In one graph if it can be had."""
+        way, model = WAYS[name], self._models[WAYS[name].build]
+        self._calls[name] = way.compile(model, fullgraph=True)
+        try:
+            return self._sample(self._calls[name])
+        except Unsupported as error:
+            notes.append(f"breaks into several graphs: {_reason(error)}")
+        self._calls[name] = way.compile(model, fullgraph=False)
+        return self._sample(self._calls[name])
 
     def _check(self, sample: torch.Tensor) -> float:
         difference = (sample - self._reference).abs().max() / self._reference.abs().max()
@@ -82,20 +102,25 @@ class Worker:
         """What is compiled from now on measures the links again."""
         forget_machines()
 
-    def timed(self, name: str, alone: bool = False) -> float:
-        """Seconds of one call on this rank; all ranks begin together. `alone`: every rank for
-        itself, with local copies for exchanges.
+    def timed(self, name: str, alone: bool) -> tuple[float, float]:
+        """When one call began and ended on this rank, by the machine's clock; all ranks begin
+        together. `alone`: every rank for itself, with local copies for exchanges.
         """
         dist.barrier()
         with local_groups() if alone else nullcontext():
-            begin = time.perf_counter()
+            begin = time.monotonic()
             self._sample(self._calls[name])
-            return time.perf_counter() - begin
+            return begin, time.monotonic()
+
+    def name_kernels(self) -> None:
+        """Inductor's C++ kernels, compiled from now on, tell the profiler who they are."""
+        torch._inductor.config.cpp.enable_kernel_profile = True
 
     def profiled(self, name: str) -> list[Span]:
         """One call on this rank under the profiler; all ranks begin together."""
-        dist.barrier()
-        return profile_step(lambda: self._sample(self._calls[name]))
+        for _ in range(2):  # the profiler's own first time is no step's
+            spans = profile_step(dist.barrier, lambda: self._sample(self._calls[name]))
+        return spans
 
     def _sample(self, call: Callable[..., Any]) -> torch.Tensor:
         with torch.no_grad():
@@ -110,6 +135,8 @@ def _notes(reports: Sequence[GraphReport]) -> tuple[str, ...]:
     return tuple(note for item in passes for note in item["notes"])
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else repr(error)
+def _reason(error: Exception) -> str:
+    """What failed, in one line; Dynamo's wrappers are taken off."""
+    inner = getattr(error, "inner_exception", None) or error
+    lines = str(inner).strip().splitlines()
+    return f"{type(inner).__name__}: {lines[0]}" if lines else repr(inner)

@@ -23,17 +23,22 @@ from cocodiff_compile.errors import UserError
 
 PREFIX = "cocodiff"
 INTERFACE = "eth0"
+_PACKAGES = {"iproute2": ("ip", "tc"), "util-linux": ("setpriv",)}
 CLUSTER_VARIABLE = "COCODIFF_CLUSTER"
 """Set in every process that runs on a node: the name of its cluster."""
 
 MAX_NODES = 64
+_NAME = r"[a-z0-9][a-z0-9_.]{0,30}"
 _SUBNET = "10.77.0"
-_BURST_BYTES, _BURST_S = 8192, 0.25e-3
-"""What may leave at once after a pause: so many bytes, or so much time at the rate. Small,
-so that pauses between exchanges earn nothing.
+_BURST_BYTES, _BURST_S = 16384, 1.5e-3
+"""What may leave at once after a pause: so many bytes, or so much time at the rate. Small, so that
+pauses between exchanges earn little; not so small that a late timer on a busy core costs the link.
 """
 
-_QUEUE = "20ms"
+_PACKET_BYTES = 1514
+
+_QUEUE = "100ms"
+"""Deep enough that nothing is dropped: networks of clusters do not drop either."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,8 @@ class Link:
     def __post_init__(self) -> None:
         if self.rate_mbit is not None and not 0.1 <= self.rate_mbit <= 100_000:
             raise UserError(f"a rate of {self.rate_mbit} Mbit/s; allowed: 0.1 to 100000")
-        if self.packet_bytes < 0 or (self.packet_bytes and self.rate_mbit is None):
-            raise UserError("a cost per packet is a number of bytes from 0, and needs a rate")
+        if not 0 <= self.packet_bytes <= 65536 or (self.packet_bytes and self.rate_mbit is None):
+            raise UserError("a cost per packet is 0 to 65536 bytes, and needs a rate")
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Cluster:
     num_nodes: int
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9_.]{0,30}", self.name):
+        if not re.fullmatch(_NAME, self.name):
             raise UserError(f"cluster name {self.name!r}; allowed: up to 31 of a-z, 0-9, _ and .")
         if not 1 <= self.num_nodes <= MAX_NODES:
             raise UserError(f"{self.num_nodes} nodes; allowed: 1 to {MAX_NODES}")
@@ -81,11 +86,13 @@ class Cluster:
 
 def check_can_emulate() -> None:
     """UserError, with the remedy, where namespaces cannot be made."""
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        raise UserError(
-            f"{' and '.join(missing)} not found: install iproute2 (Debian: apt install iproute2)"
-        )
+    for package, tools in _PACKAGES.items():
+        missing = [tool for tool in tools if shutil.which(tool) is None]
+        if missing:
+            raise UserError(
+                f"{' and '.join(missing)} not found: install {package} (Debian: apt install "
+                f"{package})"
+            )
     if os.geteuid() != 0:
         raise UserError(
             "an emulated cluster is made of network namespaces, which takes root: run it with sudo "
@@ -97,8 +104,7 @@ def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
     """Makes and shapes it. What was made is removed again if a part fails."""
     cluster = Cluster(name, num_nodes)
     check_can_emulate()
-    if name in (known.name for known in list_clusters()):
-        raise UserError(f"cluster {name!r} is up already: cocodiff lab down --name {name}")
+    _check_is_new(name)
     try:
         _build_switch(cluster)
         for index in range(num_nodes):
@@ -108,6 +114,11 @@ def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
         remove_cluster(name)
         raise
     return cluster
+
+
+def _check_is_new(name: str) -> None:
+    if name in (known.name for known in list_clusters()):
+        raise UserError(f"cluster {name!r} is up already: cocodiff lab down --name {name}")
 
 
 def _build_switch(cluster: Cluster) -> None:
@@ -124,6 +135,8 @@ def _attach_node(cluster: Cluster, index: int) -> None:
     _ip("-n", node, "address", "add", f"{cluster.address(index)}/24", "dev", INTERFACE)
     _ip("-n", node, "link", "set", "lo", "up")
     _ip("-n", node, "link", "set", INTERFACE, "up")
+    # A connection that waited for its turn goes on as fast as it was.
+    _run([*cluster.enter(index), "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0"])
 
 
 def set_link(cluster: Cluster, link: Link) -> None:
@@ -139,15 +152,18 @@ def _shape(namespace: str, device: str, link: Link) -> None:
         subprocess.run([*device_of, "del", "dev", device, "root"], capture_output=True, check=False)
         return
     overhead = ["stab", "overhead", str(link.packet_bytes)] if link.packet_bytes else []
+    # The kernel charges a bundle of segments once: with a cost per packet they travel one by one.
+    segments = "1" if link.packet_bytes else "65535"
+    _ip("-n", namespace, "link", "set", device, "gso_max_segs", segments)
     rate = round(link.rate_mbit * 1e6)
-    burst = max(_BURST_BYTES, round(rate / 8 * _BURST_S))
+    burst = max(_BURST_BYTES, round(rate / 8 * _BURST_S), 2 * (_PACKET_BYTES + link.packet_bytes))
     shaper = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
     _run([*device_of, "replace", "dev", device, "root", *overhead, *shaper])
 
 
 def list_clusters() -> list[Cluster]:
     """All that are up on this machine, whoever made them."""
-    pattern = re.compile(rf"{PREFIX}-(\S+)-(node\d+|switch)\b")
+    pattern = re.compile(rf"^{PREFIX}-({_NAME})-(node\d+|switch)\b", re.MULTILINE)
     nodes: dict[str, int] = {}
     for name, part in pattern.findall(_ip("netns", "list")):
         nodes[name] = nodes.get(name, 0) + (part != "switch")
@@ -174,8 +190,10 @@ for attempt in $(seq 100); do
     sleep 0.05
 done
 for space in $(spaces "$1"); do ip netns delete "$space"; done
+left="$(pids "$1")$(spaces "$1")"
+[ -z "$left" ] || {{ echo "cluster $1 could not be removed: $left" >&2; exit 1; }}
 """
-"""Ends every process in the namespaces of cluster $1, then removes them."""
+"""Ends every process in the namespaces of cluster $1, then removes them; fails if some are left."""
 
 
 def remove_cluster(name: str) -> None:
@@ -192,6 +210,7 @@ def emulated_cluster(name: str, num_nodes: int, link: Link) -> Iterator[Cluster]
     """
     Cluster(name, num_nodes)
     check_can_emulate()
+    _check_is_new(name)
     guard = subprocess.Popen(
         ["sh", "-c", "trap '' INT TERM HUP; cat >/dev/null\n" + _REMOVE, "sh", name],
         stdin=subprocess.PIPE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 
@@ -111,5 +110,5 @@ def _list() -> int:
     for cluster in clusters:
         print(f"{cluster.name}  {cluster.num_nodes} nodes")
     if not clusters:
-        print("no cluster is up", end=os.linesep)
+        print("no cluster is up")
     return 0

@@ -18,7 +18,8 @@ from cocodiff_compile.lab.local_ranks import RankFailedError
 MASTER_PORT = 29500
 _LAST_LINES = 80
 """torchrun alone says some thirty after a rank has failed."""
-_END_S = 10.0
+_END_S = 35.0
+"""torchrun gives its ranks 30 s."""
 
 
 def run_on_nodes(
@@ -102,8 +103,15 @@ def _follow(
     open_nodes = set(range(len(agents)))
     while open_nodes:
         try:
-            node, line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            node, line = lines.get(timeout=1.0)
         except queue.Empty:
+            # A torchrun that was killed leaves its output open in the hands of its ranks.
+            killed = [node for node in sorted(open_nodes) if agents[node].poll() not in (None, 0)]
+            if not killed and time.monotonic() < deadline:
+                continue
+            if killed:
+                status = agents[killed[0]].returncode
+                raise RankFailedError(f"node {killed[0]} ended with status {status}") from None
             raise RankFailedError(f"nodes {sorted(open_nodes)} did not finish in time") from None
         if line is not None:
             last[node].append(line)
