@@ -22,7 +22,7 @@ LINKS_VARIABLE = "COCODIFF_BENCH_LINKS"
 _HEADER_BYTES = 66
 """Ethernet 14, IPv4 20, TCP 32 with timestamps; a packet without payload is an acknowledgement."""
 
-_STREAMS, _STREAM_S = 3, 0.7
+_STREAMS, _STREAM_S = 2, 0.7
 _CONNECT_S = 30.0
 
 

@@ -34,7 +34,7 @@ from cocodiff_compile.bench.worker import Compiled
 
 Say = Callable[[str], None]
 
-_TRIALS = 3
+_TRIALS = 2
 _SHARE_TRIALS, _SHARE_TOLERANCE = 3, 0.03
 
 

@@ -69,7 +69,7 @@ def _label(point: Point) -> str:
 
 
 def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> None:
-    """The least of all rounds; the bar reaches up to the median."""
+    """Medians; bars reach from the least to three quarters of all rounds."""
     for place, (title, color) in enumerate(colors.items()):
         found = [(x, way) for x, point in enumerate(points) for way in point.ready]
         mine = [(x, way) for x, way in found if way.title == title]
@@ -77,7 +77,7 @@ def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> N
         axes.errorbar(
             [x + shift for x, _ in mine],
             [way.step_s * 1e3 for _, way in mine],
-            yerr=[[0.0] * len(mine), [(way.median_s - way.step_s) * 1e3 for _, way in mine]],
+            yerr=_errors([way for _, way in mine]),
             color=color,
             marker="o",
             markersize=4,
@@ -88,9 +88,15 @@ def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> N
     limits = [point.limit_s * 1e3 for point in points]
     axes.plot(range(len(points)), limits, color=_LIMIT, linestyle="--", linewidth=1, label="limit")
     axes.set_yscale("log")
-    axes.set_ylabel("ms per step (least; bar to the median)", fontsize=8)
+    axes.set_ylabel("ms per step", fontsize=8)
     axes.set_xticks(range(len(points)), [_label(point) for point in points], fontsize=8)
     axes.margins(x=0.1)
+
+
+def _errors(ways: Sequence[WayResult]) -> list[list[float]]:
+    """Milliseconds below and above the step."""
+    below = [(way.step_s - way.least_s) * 1e3 for way in ways]
+    return [below, [(way.upper_s - way.step_s) * 1e3 for way in ways]]
 
 
 def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -> None:
@@ -122,7 +128,7 @@ def _stacked_bar(axes: Any, x: float, way: WayResult, first: bool) -> None:
         0.85,
         bottom=compute,
         color=_EXPOSED,
-        yerr=[[0.0], [(way.median_s - way.step_s) * 1e3]],
+        yerr=_errors([way]),
         error_kw={"elinewidth": 1, "capsize": 2},
         label="exposed communication" if first else None,
     )

@@ -1,12 +1,12 @@
 """What the samples say: step times, the physical limit, what stays exposed, how noisy it was.
 
-    compute  a way's code with local copies instead of exchanges, seconds per step
+    step     the median of all rounds, which repeats better here than the least of them
+    compute  a way's code with local copies instead of exchanges, the median too
     wire     bytes the busiest node must send to others / the rate of a plain stream
-    limit    max(compute, wire) of stock: no order of the same work on the same links is faster
+    limit    max(least compute of stock, wire): no order of the same work on these links is faster
     exposed  (step - its compute) / wire: the part of the wire time that computation does not hide
 
-Times are the least of all rounds, the machine at its quietest; medians stand beside them. The rate
-is the best of all streams, before and after.
+The rate is the best of all streams, before and after.
 """
 
 from __future__ import annotations
@@ -52,15 +52,20 @@ class WayResult:
 
     @property
     def step_s(self) -> float:
-        return min(self.samples_s)
-
-    @property
-    def median_s(self) -> float:
         return statistics.median(self.samples_s)
 
     @property
+    def least_s(self) -> float:
+        return min(self.samples_s)
+
+    @property
+    def upper_s(self) -> float:
+        """Three of four rounds took no longer."""
+        return statistics.quantiles(self.samples_s, n=4, method="inclusive")[2]
+
+    @property
     def compute_s(self) -> float:
-        return float(min(self.data["compute_s"]))
+        return float(statistics.median(self.data["compute_s"]))
 
     @property
     def counted_to_accounted(self) -> float | None:
@@ -68,6 +73,10 @@ class WayResult:
         if not self.data["counted"] or not self.data["accounted_bytes"]:
             return None
         return float(self.data["counted"]["payload_bytes"] / self.data["accounted_bytes"])
+
+
+def _median(way: WayResult, part: slice) -> float:
+    return statistics.median(way.samples_s[part])
 
 
 @dataclass(frozen=True)
@@ -97,9 +106,9 @@ class Point:
 
     @property
     def compute_s(self) -> float:
-        """Of stock, or of what stood in for it."""
+        """The least of stock, or of what stood in for it."""
         base = next(way for way in self.ways if way.name == self.data["base"])
-        return base.compute_s
+        return float(min(base.data["compute_s"]))
 
     @property
     def stream_bytes_per_s(self) -> float | None:
@@ -153,9 +162,7 @@ class Point:
 
     def _apart(self, way: WayResult, first: slice, second: slice) -> float:
         assert self.stock is not None
-        ratios = [
-            min(self.stock.samples_s[part]) / min(way.samples_s[part]) for part in (first, second)
-        ]
+        ratios = [_median(self.stock, part) / _median(way, part) for part in (first, second)]
         return max(ratios) / min(ratios) - 1
 
     @property
@@ -175,7 +182,7 @@ class Point:
         found += [
             f"LIMIT: {way.title} is faster than the limit: the stream was measured too slow"
             for way in self.ready
-            if way.step_s < self.limit_s
+            if way.least_s < self.limit_s
         ]
         return tuple(found)
 

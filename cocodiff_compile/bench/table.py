@@ -11,7 +11,7 @@ from cocodiff_compile.report.describe import format_table
 _HEADERS = (
     "way",
     "step ms",
-    "median",
+    "least",
     "over stock",
     "over best rival",
     "step / limit",
@@ -64,7 +64,7 @@ def _row(point: Point, way: WayResult) -> list[str]:
     return [
         way.title,
         f"{way.step_s * 1e3:.0f}",
-        f"{way.median_s * 1e3:.0f}",
+        f"{way.least_s * 1e3:.0f}",
         _times(point.over_stock(way)),
         _times(point.over_best_rival(way)),
         f"{point.over_limit(way):.2f}",
