@@ -27,7 +27,8 @@ def plot_report(report: Report, folder: Path) -> list[Path]:
             axes.set_title(title, loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
         handles, labels = all_axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+        columns = 1 + len(panels) if len(panels) < 3 else 5
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
         figure.suptitle(_subtitle(report), fontsize=9, x=0.01, ha="left")
         figure.savefig(folder / name, dpi=150)
         written.append(folder / name)
@@ -73,7 +74,7 @@ def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> N
     for place, (title, color) in enumerate(colors.items()):
         found = [(x, way) for x, point in enumerate(points) for way in point.ready]
         mine = [(x, way) for x, way in found if way.title == title]
-        shift = 0.02 * (place - len(colors) / 2)
+        shift = 0.07 * (place - (len(colors) - 1) / 2)
         axes.errorbar(
             [x + shift for x, _ in mine],
             [way.step_s * 1e3 for _, way in mine],
@@ -81,7 +82,8 @@ def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> N
             color=color,
             marker="o",
             markersize=4,
-            linewidth=1.4,
+            linewidth=1.2,
+            linestyle=":",
             capsize=2,
             label=title,
         )
@@ -106,17 +108,21 @@ def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -
     for point in points:
         for way in point.ready:
             _stacked_bar(axes, left, way, first=not ticks)
-            ticks.append((left, way.title))
+            ticks.append((left, way.name))
             left += 1
         width = len(point.ready)
         begin, end = left - width - 0.5, left - 0.5
         label = "limit" if point is points[0] else None
         axes.hlines(point.limit_s * 1e3, begin, end, _LIMIT, "--", linewidth=1, label=label)
-        text = _label(point).replace("\n", ", ")
-        axes.text((begin + end) / 2, 0, text, fontsize=8, va="bottom", ha="center", color="white")
+        top = max((way.upper_s for way in point.ready), default=0.0) * 1e3
+        middle = (begin + end) / 2, top
+        axes.annotate(
+            _label(point), middle, (0, 6), textcoords="offset points", fontsize=8, ha="center"
+        )
         left += 0.8
-    axes.set_xticks([x for x, _ in ticks], [title for _, title in ticks], fontsize=6, rotation=90)
+    axes.set_xticks([x for x, _ in ticks], [name for _, name in ticks], fontsize=7, rotation=90)
     axes.set_ylabel("ms per step", fontsize=8)
+    axes.margins(y=0.15)
 
 
 def _stacked_bar(axes: Any, x: float, way: WayResult, first: bool) -> None:

@@ -90,6 +90,8 @@ def _draw_lanes(axes: Any, timeline: Timeline, spans: Sequence[Span]) -> None:
             left=span.start_us / 1e3,
             color=_COLORS[span.kind],
             height=0.8,
+            edgecolor="white",
+            linewidth=0.4,
         )
     axes.set_yticks(range(len(lanes)), lanes, fontsize=8)
     axes.invert_yaxis()

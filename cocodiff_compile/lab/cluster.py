@@ -37,8 +37,8 @@ pauses between exchanges earn little; not so small that a late timer on a busy c
 
 _PACKET_BYTES = 1514
 _BUNDLE_BYTES = 15_000
-"""How many bytes of segments travel as one. Within the burst, or the kernel takes them apart, at the
-expense of the cores that compute.
+"""How many bytes of segments travel as one. Within the burst, or the kernel takes them apart, which
+the cores that compute pay for.
 """
 
 _QUEUE = "100ms"
