@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch import distributed as dist
 
 from cocodiff_compile.bench.cases import Case
 from cocodiff_compile.bench.crews import Crews
+from cocodiff_compile.bench.find_rate import MAX_MBIT, Trial, next_rate
 from cocodiff_compile.bench.links import (
     Place,
     interface_counters,
@@ -34,8 +36,10 @@ from cocodiff_compile.bench.worker import Compiled
 
 Say = Callable[[str], None]
 
-_TRIALS = 2
+_TRIALS = 3
 _SHARE_TRIALS, _SHARE_TOLERANCE = 3, 0.03
+_GUESS = 1.5
+"""How much longer exchanges take than their bytes alone would, before anything was tried."""
 
 
 def crews_of(cases: Sequence[Case]) -> list[str]:
@@ -57,8 +61,8 @@ class _Measurement:
         self.ways = [WAYS[name] for name in case.ways]
         self.compiled: dict[str, Compiled] = {}
         self.unbuilt: dict[str, str] = {}
-        self.slowdown = 1.5
-        """Of exchanges compared with a plain stream; corrected at every point."""
+        self.trials: list[Trial] = []
+        """Rates, and how long communication took at them."""
 
     def run(self) -> dict[str, Any]:
         for way in self.ways:
@@ -125,16 +129,23 @@ class _Measurement:
     def _find_rate(self, share: int) -> float:
         """That makes communication `share` per cent of a stock step, by trying."""
         wanted = share / 100
-        compute_s = min(self._timed(self._base, alone=True) for _ in range(_TRIALS))
+        compute_s = self._typical(alone=True)
         wanted_s = compute_s * wanted / (1 - wanted)
-        plain_mbit = self._node_traffic(self._base).size_bytes / wanted_s * 8 / 1e6
+        wire_megabits = self._node_traffic(self._base).size_bytes * 8 / 1e6
+        rate_mbit = min(MAX_MBIT, _GUESS * wire_megabits / wanted_s)
         for _ in range(_SHARE_TRIALS):
-            set_rate(plain_mbit * self.slowdown)
-            step_s = min(self._timed(self._base) for _ in range(_TRIALS))
+            if self.trials:
+                rate_mbit = next_rate(self.trials, wanted_s)
+            set_rate(rate_mbit)
+            step_s = self._typical()
+            self.trials.append((rate_mbit, max(step_s - compute_s, 1e-3)))
             if abs(1 - compute_s / step_s - wanted) < _SHARE_TOLERANCE:
                 break
-            self.slowdown *= max(step_s - compute_s, 0.1 * wanted_s) / wanted_s
-        return plain_mbit * self.slowdown
+        return next_rate(self.trials, wanted_s)
+
+    def _typical(self, alone: bool = False) -> float:
+        """Seconds of a step of the base; the median of a few."""
+        return statistics.median(self._timed(self._base, alone) for _ in range(_TRIALS))
 
     def _point(self, share: int | None, rate_mbit: float | None) -> dict[str, Any]:
         """All ways at one speed of the links."""
