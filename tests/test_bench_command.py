@@ -124,6 +124,7 @@ def test_lab_refuses_with_the_reason(name: str, capsys: pytest.CaptureFixture[st
 
 @needs_emulation
 @pytest.mark.gloo
+@pytest.mark.slow
 def test_a_case_is_measured_with_its_limit_and_its_bytes() -> None:
     said: list[str] = []
     ways = ("eager", "inductor", "cocodiff", "cocodiff-phases", "cache-dit")
@@ -137,7 +138,7 @@ def test_a_case_is_measured_with_its_limit_and_its_bytes() -> None:
     assert point.ways[4].reason == "" or "cache-dit is not installed" in point.ways[4].reason
     assert "needs a topology with two axes" in point.ways[3].reason
     assert point.wire_s > 0
-    assert all(0 < rate <= 50e6 / 8 for rate in point.data["streams_bytes_per_s"])
+    assert all(0 < rate <= 1.05 * 50e6 / 8 for rate in point.data["streams_bytes_per_s"])
     for way in point.ready:
         assert way.counted_to_accounted == pytest.approx(1, abs=0.05)
         assert way.data["difference"] < 1e-3
@@ -151,12 +152,13 @@ def test_a_case_is_measured_with_its_limit_and_its_bytes() -> None:
 
 _KILLED = [
     (signal.SIGKILL, "case 1 of 2"),
-    *(pytest.param(how, "round 1 of 8", marks=pytest.mark.slow) for how in (9, 15, 2)),
+    *((how, "round 1 of 8") for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)),
 ]
 
 
 @needs_emulation
 @pytest.mark.gloo
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "when"), _KILLED)
 def test_a_killed_benchmark_leaves_nothing(how: int, when: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cocodiff_compile.cli", "bench", "--quick"]
