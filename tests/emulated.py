@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,6 +21,11 @@ def our_namespaces(name: str = NAME) -> list[str]:
     shown = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     names = [line.split()[0] for line in shown.stdout.splitlines()]
     return [space for space in names if space.startswith(f"cocodiff-{name}-")]
+
+
+def listen_to_interrupts() -> None:
+    """In a child: a shell's background job, and all it starts, would ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:

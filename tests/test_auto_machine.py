@@ -66,7 +66,8 @@ def test_on_takes_phases_and_a_second_model_the_same_groups(ranks: list[dict[str
         first = rank // 4 * 4
         pair = (rank // 2 * 2, rank // 2 * 2 + 1)
         across = tuple(sorted((rank, first + (rank - first + 2) % 4)))
-        assert found["members"] == sorted([pair, across, tuple(range(first, first + 4))])
+        whole = tuple(range(first, first + 4))  # made by the probe alone
+        assert {pair, across} <= set(found["members"]) <= {pair, across, whole}
 
 
 def test_one_rank_may_look_without_the_others(ranks: list[dict[str, Any]]) -> None:

@@ -249,7 +249,7 @@ def test_every_graph_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def _report(number: int) -> GraphReport:
-    return GraphReport(number, 0, CompileConfig(), PipelineReport(), {})
+    return GraphReport(number, 0, CompileConfig(), PipelineReport(), {}, 0)
 
 
 def test_reports_reach_every_open_block_and_no_closed_one() -> None:

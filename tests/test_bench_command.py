@@ -19,7 +19,13 @@ from cocodiff_compile.bench.run import run_case
 from cocodiff_compile.bench.table import format_report
 from cocodiff_compile.cli import _parser, main
 from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, remove_cluster
-from tests.emulated import NAME, eventually, needs_emulation, our_namespaces
+from tests.emulated import (
+    NAME,
+    eventually,
+    listen_to_interrupts,
+    needs_emulation,
+    our_namespaces,
+)
 
 TINY = Workload("flux", num_layers=1, num_single_layers=1, heads=4, head_size=16, image_tokens=64)
 
@@ -162,7 +168,12 @@ _KILLED = [
 @pytest.mark.parametrize(("how", "when"), _KILLED)
 def test_a_killed_benchmark_leaves_nothing(how: int, when: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cocodiff_compile.cli", "bench", "--quick"]
-    bench = subprocess.Popen([*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    bench = subprocess.Popen(
+        [*command, "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen_to_interrupts,
+    )
     name = f"bench{bench.pid}"
     try:
         assert bench.stdout is not None

@@ -15,7 +15,13 @@ from cocodiff_compile.lab import cluster as lab
 from cocodiff_compile.lab.cluster import Cluster, Link, build_cluster, emulated_cluster
 from cocodiff_compile.lab.local_ranks import RankFailedError
 from cocodiff_compile.lab.nodes import run_on_nodes
-from tests.emulated import NAME, eventually, needs_emulation, our_namespaces
+from tests.emulated import (
+    NAME,
+    eventually,
+    listen_to_interrupts,
+    needs_emulation,
+    our_namespaces,
+)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1e9])
@@ -126,6 +132,7 @@ def test_a_killed_owner_leaves_neither_namespace_nor_process(how: signal.Signals
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=listen_to_interrupts,
     )
     try:
         assert owner.stdout is not None
