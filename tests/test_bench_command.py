@@ -172,7 +172,7 @@ def test_a_killed_benchmark_leaves_nothing(how: int, when: str, tmp_path: Path) 
         [*command, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=listen_to_interrupts,
+        preexec_fn=listen_to_interrupts,  # noqa: PLW1509
     )
     name = f"bench{bench.pid}"
     try:

@@ -132,7 +132,7 @@ def test_a_killed_owner_leaves_neither_namespace_nor_process(how: signal.Signals
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=listen_to_interrupts,
+        preexec_fn=listen_to_interrupts,  # noqa: PLW1509
     )
     try:
         assert owner.stdout is not None
