@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.fx import GraphModule
 
+from cocodiff_compile.bench.all_ranks import largest
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.one_exchange import exchange_graph, split_only_exchange
 from cocodiff_compile.report.describe import format_table
@@ -183,17 +184,11 @@ def _interleaved(ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict
             dist.barrier()
             start = time.monotonic()
             ways[name](x)
-            taken[name].append(_largest(time.monotonic() - start))
-        used = _largest(time.monotonic() - begin)
+            taken[name].append(largest(time.monotonic() - start))
+        used = largest(time.monotonic() - begin)
         if used > SECONDS_PER_ROW and len(taken["flat"]) >= MIN_REPEATS:
             break
     return taken
-
-
-def _largest(seconds: float) -> float:
-    value = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.item()
 
 
 if __name__ == "__main__":

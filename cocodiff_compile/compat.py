@@ -47,6 +47,7 @@ __all__ = [
     "is_contiguous_or_false",
     "list_mode_options",
     "make_boxed_func",
+    "name_cpp_kernels",
     "optimization_hint",
     "outside_the_compiler",
     "replaced_groups",
@@ -136,6 +137,11 @@ def _register_groups(groups: Mapping[str, Any]) -> None:
 def work_of_future(future: Any) -> Any:
     """What a collective returns, done when `future` is."""
     return _create_work_from_future(future)
+
+
+def name_cpp_kernels() -> None:
+    """Inductor's C++ kernels, compiled from now on here, name themselves to profilers."""
+    torch._inductor.config.cpp.enable_kernel_profile = True
 
 
 def default_store() -> Any:

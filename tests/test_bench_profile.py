@@ -103,5 +103,5 @@ def test_the_block_is_drawn(tmp_path: Path) -> None:
     case = Case(WORKLOADS["flux"], Grid(2, 1), ("inductor",), (75,))
     timelines = [_exchanges(*range(10, 250, 10)).to_json()]
     point = Point(case, {"share": 75, "rate_mbit": 100.0, "timelines": timelines})
-    draw_block(point, tmp_path / "block.svg")
+    draw_block(point, [tmp_path / "block.svg"])
     assert "<svg" in (tmp_path / "block.svg").read_text()

@@ -6,10 +6,12 @@ import inspect
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 from torch import distributed as dist
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config
+from torch._inductor import config as inductor_config
 
 from cocodiff_compile import compat
 from cocodiff_compile.errors import InvariantError, UserError
@@ -35,6 +37,41 @@ def test_groups_are_found_by_name() -> None:
         assert compat.group_ranks(group.group_name) == (0, 2)
         assert compat.group_ranks("no such group") is None
     assert compat.group_ranks("0") is None
+
+
+def test_another_group_can_stand_behind_a_name() -> None:
+    with fake_ranks(2):
+        stand_in = dist.new_group([0])
+        world = dist.group.WORLD
+        assert world is not None
+        name = world.group_name
+        assert compat.groups_by_name()[name] is world
+        with compat.replaced_groups({name: stand_in}):
+            assert compat.find_group(name) is stand_in
+        assert compat.find_group(name) is world
+
+
+def test_work_is_done_when_its_future_is() -> None:
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    work = compat.work_of_future(future)
+    future.set_result([torch.ones(1)])
+    assert work.wait()
+    assert work.is_completed()
+
+
+def test_dynamo_says_what_it_cannot_capture() -> None:
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    with pytest.raises(compat.Unsupported):
+        torch.compile(breaks, backend="eager", fullgraph=True)(torch.ones(1))
+
+
+def test_kernels_can_be_named_for_profilers() -> None:
+    with inductor_config.patch("cpp.enable_kernel_profile", False):
+        compat.name_cpp_kernels()
+        assert inductor_config.cpp.enable_kernel_profile
 
 
 def test_the_collective_has_the_arguments_we_read() -> None:

@@ -114,8 +114,9 @@ def _measure(parsed: argparse.Namespace) -> int:
     _check_packages()
     if adopt_launcher(os.environ):
         return _measure_here(parsed)
-    from cocodiff_compile.bench.run import run_cases, timed_sayer  # noqa: PLC0415
+    from cocodiff_compile.bench.run import run_cases  # noqa: PLC0415
     from cocodiff_compile.lab.cluster import check_can_emulate  # noqa: PLC0415
+    from cocodiff_compile.lab.progress import timed_sayer  # noqa: PLC0415
 
     cases = find_cases(parsed)
     check_can_emulate()

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -49,25 +49,29 @@ class Crews:
 
     def call(self, crew: str, method: str, *args: Any) -> Any:
         """`method` of the crew's `Worker`."""
-        if crew == MAIN_CREW:
-            return self._main.call(method, *args)
-        self._others[crew].begin(method, *args)
-        return self._others[crew].finish()
+        ((_, result),) = self._call({crew: args}, method)
+        return result
 
     def call_all(self, method: str, *args: Any) -> None:
         """`method` of every crew's worker, at the same time."""
-        for child in self._others.values():
-            child.begin(method, *args)
-        self._main.call(method, *args)
-        for child in self._others.values():
-            child.finish()
+        list(self._call(dict.fromkeys((MAIN_CREW, *self._others), args), method))
 
-    def begin(self, crew: str, method: str, *args: Any) -> None:
-        """Lets another crew go on by itself, until `finish`."""
-        self._others[crew].begin(method, *args)
+    def call_each(self, method: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """`method` of these crews' workers at the same time, each with its own argument; crews and
+        results in the order in which they are waited for.
+        """
+        return self._call({crew: (argument,) for crew, argument in arguments.items()}, method)
 
-    def finish(self, crew: str) -> Any:
-        return self._others[crew].finish()
+    def _call(
+        self, arguments: Mapping[str, tuple[Any, ...]], method: str
+    ) -> Iterator[tuple[str, Any]]:
+        others = {crew: self._others[crew] for crew in arguments if crew != MAIN_CREW}
+        for crew, child in others.items():
+            child.begin(method, *arguments[crew])
+        if MAIN_CREW in arguments:
+            yield MAIN_CREW, self._main.call(method, *arguments[MAIN_CREW])
+        for crew, child in others.items():
+            yield crew, child.finish()
 
     def close(self) -> None:
         for child in self._others.values():

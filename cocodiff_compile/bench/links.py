@@ -9,11 +9,10 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import distributed as dist
 
+from cocodiff_compile.bench.all_ranks import gathered, largest
 from cocodiff_compile.bench.cases import rank_device
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, Link, find_cluster, set_link
@@ -39,8 +38,7 @@ class Place:
         """UserError on every rank unless nodes hold equally many ranks, in order. All call this."""
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         local, per_node = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-        everyone: list[Any] = [None] * num_ranks
-        dist.all_gather_object(everyone, (local, per_node))
+        everyone = gathered((local, per_node))
         expected = [(other % per_node, per_node) for other in range(num_ranks)]
         if everyone != expected:
             raise UserError(
@@ -85,9 +83,8 @@ def streams_bytes_per_s(place: Place) -> list[float]:
 
 
 def _stream_once(place: Place) -> float:
-    addresses: list[Any] = [None] * place.num_ranks
     with _Stream() if place.is_first_of_node else nullcontext() as stream:
-        dist.all_gather_object(addresses, stream.address if stream else None)
+        addresses = gathered(stream.address if stream else ("", 0))
         following = addresses[(place.rank + place.ranks_per_node) % place.num_ranks]
         sent = stream.run(following) if stream else float("inf")
         return -largest(-sent)
@@ -139,13 +136,6 @@ def _receive_all(incoming: socket.socket) -> tuple[int, float]:
     while chunk := incoming.recv(1 << 20):
         size_bytes += len(chunk)
     return size_bytes, time.monotonic() - begin
-
-
-def largest(value: float) -> float:
-    """The largest of all ranks' values."""
-    tensor = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return tensor.item()
 
 
 @dataclass(frozen=True)

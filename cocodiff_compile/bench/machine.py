@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -31,8 +32,7 @@ def _code() -> dict[str, str]:
     digest = hashlib.sha256()
     for file in sorted(Path(cocodiff_compile.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
-    versions = {name: found for name in _PACKAGES if (found := _version(name))}
-    return {**versions, "code": digest.hexdigest()[:16]}
+    return {**_versions(), "code": digest.hexdigest()[:16]}
 
 
 def describe_machine() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def describe_machine() -> dict[str, Any]:
         "processor": _processor(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        **{name: found for name in _PACKAGES if (found := _version(name))},
+        **_versions(),
         "threads per rank": os.environ.get("OMP_NUM_THREADS", "1"),
         "load average": round(os.getloadavg()[0], 2),
     }
@@ -58,8 +58,10 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    """Of what is installed."""
+    found: dict[str, str] = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

@@ -11,20 +11,20 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
+from cocodiff_compile.bench.all_ranks import gathered, largest
 from cocodiff_compile.bench.cases import Case
 from cocodiff_compile.bench.crews import Crews
 from cocodiff_compile.bench.find_rate import MAX_MBIT, Trial, next_rate
 from cocodiff_compile.bench.links import (
     Place,
     interface_counters,
-    largest,
     links_are_ours,
     set_rate,
     streams_bytes_per_s,
@@ -33,8 +33,7 @@ from cocodiff_compile.bench.local_groups import Collective, Traffic, traffic_bet
 from cocodiff_compile.bench.profile import Timeline
 from cocodiff_compile.bench.ways import MAIN_CREW, STOCK, WAYS, Way, ulysses_of
 from cocodiff_compile.bench.worker import Compiled
-
-Say = Callable[[str], None]
+from cocodiff_compile.lab.progress import Say
 
 _TRIALS = 3
 _SHARE_TRIALS, _SHARE_TOLERANCE = 3, 0.03
@@ -86,9 +85,7 @@ class _Measurement:
 
     def _agreed(self, reason: str) -> str:
         """What fails on one rank is not measured on any: the first rank's reason, for all."""
-        reasons: list[str] = [""] * self.place.num_ranks
-        dist.all_gather_object(reasons, reason)
-        return next(filter(None, reasons), "")
+        return next(filter(None, gathered(reason)), "")
 
     def _reason(self, way: Way) -> str:
         compiled = self.compiled.get(way.name)
@@ -110,16 +107,11 @@ class _Measurement:
                 self.say(f"{way.title}: {self.unbuilt[way.name]}")
         wanted = [way for way in ways if way.name not in self.unbuilt]
         while wanted:
-            turn = list({way.crew: way for way in reversed(wanted)}.values())
-            for way in turn:
-                if way.crew != MAIN_CREW:
-                    self.workers.begin(way.crew, "compile", way.name)
-            for way in sorted(turn, key=lambda way: way.crew != MAIN_CREW):
-                if way.crew == MAIN_CREW:
-                    self._compiled(way, self.workers.call(MAIN_CREW, "compile", way.name))
-                else:
-                    self._compiled(way, self.workers.finish(way.crew))
-            wanted = [way for way in wanted if way not in turn]
+            turn = {way.crew: way for way in reversed(wanted)}
+            names = {crew: way.name for crew, way in turn.items()}
+            for crew, compiled in self.workers.call_each("compile", names):
+                self._compiled(turn[crew], compiled)
+            wanted = [way for way in wanted if way not in turn.values()]
 
     def _compiled(self, way: Way, compiled: Compiled) -> None:
         reason = self._agreed(compiled.reason)
@@ -189,9 +181,7 @@ class _Measurement:
         for way in ready:
             spans = tuple(self.workers.call(way.crew, "profiled", way.name))
             mine = Timeline(way.title, self.place.rank, spans).to_json()
-            everyone: list[Any] = [None] * self.place.num_ranks
-            dist.all_gather_object(everyone, mine)
-            found += everyone
+            found += gathered(mine)
             self.say(f"{way.title}: profiled")
         return found
 

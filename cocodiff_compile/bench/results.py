@@ -21,7 +21,6 @@ from cocodiff_compile.bench.profile import Timeline
 
 NOISE_LIMIT = 0.1
 COUNT_LIMIT = 0.05
-STOCK_KIND, RIVAL_KIND, OURS_KIND = "stock", "rival", "ours"
 
 
 @dataclass(frozen=True)
@@ -131,11 +130,11 @@ class Point:
 
     @property
     def stock(self) -> WayResult | None:
-        return next((way for way in self.ready if way.kind == STOCK_KIND), None)
+        return next((way for way in self.ready if way.kind == "stock"), None)
 
     @property
     def best_rival(self) -> WayResult | None:
-        rivals = [way for way in self.ready if way.kind == RIVAL_KIND]
+        rivals = [way for way in self.ready if way.kind == "rival"]
         return min(rivals, key=lambda way: way.step_s, default=None)
 
     def over_stock(self, way: WayResult) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from cocodiff_compile.bench.rank import PROGRESS, failure_file
 from cocodiff_compile.lab.cluster import Link, emulated_cluster
 from cocodiff_compile.lab.local_ranks import RankFailedError
 from cocodiff_compile.lab.nodes import run_on_nodes
+from cocodiff_compile.lab.progress import Say
 
 _CASE_TIMEOUT_S = 4 * 3600.0
-Say = Callable[[str], None]
 
 
 def run_cases(
@@ -37,7 +36,7 @@ def run_cases(
         if "points" in item and item["taken with"] == run["taken with"]
     }
     for number, case in enumerate(cases, start=1):
-        key = json.dumps(json.loads(json.dumps(case.to_json())))
+        key = json.dumps(case.to_json())
         say(f"case {number} of {len(cases)}: {case.title}")
         if key in known:
             say("  known from the earlier run")
@@ -80,13 +79,3 @@ def _pass_on(line: str, say: Say) -> None:
 def _failures(result_file: Path, case: Case) -> str:
     files = [failure_file(result_file, rank) for rank in range(case.grid.num_ranks)]
     return "\n".join(file.read_text() for file in files if file.exists())
-
-
-def timed_sayer() -> Say:
-    """Prints lines with the seconds since now."""
-    begin = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begin:6.1f} s] {text}", flush=True)
-
-    return say

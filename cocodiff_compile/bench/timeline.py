@@ -9,6 +9,7 @@ from typing import Any
 
 from cocodiff_compile.bench.profile import Span, Timeline
 from cocodiff_compile.bench.results import Point, Report
+from cocodiff_compile.report.chrome_trace import ChromeTrace, TraceSpan
 
 _COLORS = {
     "matmul": "#4c6a92",
@@ -27,39 +28,24 @@ def draw_timelines(report: Report, folder: Path) -> list[Path]:
         stem = "timeline" if number == 0 else f"timeline_{number}"
         trace, pictures = folder / f"{stem}.json", [folder / f"{stem}{s}" for s in (".svg", ".png")]
         write_trace(point.timelines, trace)
-        for picture in pictures:
-            draw_block(point, picture)
+        draw_block(point, pictures)
         written += [trace, *pictures]
     return written
 
 
 def write_trace(timelines: Sequence[Timeline], file: Path) -> None:
-    """A Chrome trace, which https://ui.perfetto.dev opens: a process per way and rank."""
-    events: list[dict[str, Any]] = []
-    for process, timeline in enumerate(timelines):
-        events.append(_named("process_name", process, 0, f"{timeline.way}, rank {timeline.rank}"))
-        threads = {lane: number for number, lane in enumerate(timeline.lanes)}
-        events += [_named("thread_name", process, number, lane) for lane, number in threads.items()]
-        events += [
-            {
-                "name": span.name,
-                "cat": span.kind,
-                "ph": "X",
-                "ts": span.start_us,
-                "dur": span.duration_us,
-                "pid": process,
-                "tid": threads[span.lane],
-            }
+    """A process per way and rank."""
+    trace = ChromeTrace()
+    for timeline in timelines:
+        spans = (
+            TraceSpan(span.lane, span.name, span.kind, span.start_us, span.duration_us)
             for span in timeline.spans
-        ]
-    file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        )
+        trace.add_process(f"{timeline.way}, rank {timeline.rank}", timeline.lanes, spans)
+    file.write_text(json.dumps(trace.to_json()))
 
 
-def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def draw_block(point: Point, file: Path) -> None:
+def draw_block(point: Point, files: Sequence[Path]) -> None:
     """The middle block of every way on rank 0, one below the other, on one scale of time."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
     from matplotlib.patches import Patch  # noqa: PLC0415
@@ -78,7 +64,8 @@ def draw_block(point: Point, file: Path) -> None:
     links = "" if rate is None else f", emulated links of {rate:.0f} Mbit/s"
     title = f"block {num_blocks // 2 + 1} of {num_blocks}: {point.title}{links}"
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
-    figure.savefig(file, dpi=150)
+    for file in files:
+        figure.savefig(file, dpi=150)
 
 
 def _draw_lanes(axes: Any, timeline: Timeline, spans: Sequence[Span]) -> None:

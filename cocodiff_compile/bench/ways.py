@@ -69,7 +69,7 @@ def stock_ulysses(workload: Workload) -> nn.Module:
     from diffusers import ContextParallelConfig  # noqa: PLC0415  (slow, and optional)
 
     model = workload.build()
-    if not has_stock_ulysses(model):
+    if not has_stock_ulysses(type(model)):
         return parallelize(model)
     degree = torch.distributed.get_world_size()
     with at_least_one_device():
@@ -79,13 +79,13 @@ def stock_ulysses(workload: Workload) -> nn.Module:
     return model
 
 
-def has_stock_ulysses(model: nn.Module) -> bool:
-    return getattr(model, "_cp_plan", None) is not None
+def has_stock_ulysses(model_class: type[nn.Module]) -> bool:
+    return getattr(model_class, "_cp_plan", None) is not None
 
 
 def ulysses_of(workload: Workload) -> str:
     """Whose Ulysses the ways called "diffusers" run."""
-    if has_stock_ulysses(workload.build()):
+    if has_stock_ulysses(workload.small_model.model_class):
         return "diffusers"
     return "cocodiff_compile.parallel (diffusers has no plan for this architecture)"
 

@@ -16,7 +16,7 @@ from cocodiff_compile.bench.cases import DTYPES, Workload
 from cocodiff_compile.bench.local_groups import Collective, local_groups
 from cocodiff_compile.bench.profile import Span, profile_step
 from cocodiff_compile.bench.ways import WAYS
-from cocodiff_compile.compat import Unsupported
+from cocodiff_compile.compat import Unsupported, name_cpp_kernels
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.topology.find_machines import forget_machines
 
@@ -114,7 +114,7 @@ class Worker:
 
     def name_kernels(self) -> None:
         """Inductor's C++ kernels, compiled from now on, tell the profiler who they are."""
-        torch._inductor.config.cpp.enable_kernel_profile = True
+        name_cpp_kernels()
 
     def profiled(self, name: str) -> list[Span]:
         """One call on this rank under the profiler; all ranks begin together."""

@@ -18,6 +18,7 @@ import torch
 
 import cocodiff_compile
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
+from cocodiff_compile.lab.progress import Say, timed_sayer
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.describe import format_bytes, format_graph, format_table
@@ -84,7 +85,7 @@ class _Progress:
     """Lines with the seconds since the start; one every 15 s while nothing else is heard."""
 
     def __init__(self) -> None:
-        self._begin = time.monotonic()
+        self.say = timed_sayer()
         self._heard = threading.Event()
 
     @contextmanager
@@ -101,9 +102,6 @@ class _Progress:
     def _tick(self, text: str) -> None:
         while not self._heard.wait(timeout=15):
             self.say(text)
-
-    def say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._begin:6.1f} s] {text}", flush=True)
 
     def from_rank(self, rank: int, text: str) -> None:
         self._heard.set()
@@ -137,7 +135,7 @@ def _denoise(
     settings: DemoSettings,
     model: torch.nn.Module,
     call: Callable[..., Any],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Denoised:
     from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: PLC0415  (slow, and optional)
 

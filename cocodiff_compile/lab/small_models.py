@@ -72,6 +72,13 @@ class SmallModel:
     timestep_scale: float = 1.0  # from the scheduler's 0..1000
     latents_are_a_list: bool = False
 
+    @property
+    def model_class(self) -> type[nn.Module]:
+        import diffusers  # noqa: PLC0415  (slow, and optional)
+
+        found: type[nn.Module] = getattr(diffusers, self.class_name)
+        return found
+
     def build(
         self,
         *,
@@ -83,12 +90,10 @@ class SmallModel:
         seed: int = 0,
     ) -> nn.Module:
         """The same weights on every rank, whatever the global RNG state, which is kept."""
-        import diffusers  # noqa: PLC0415  (slow, and optional)
-
         size = ModelSize(num_layers, heads, head_size, num_single_layers)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: nn.Module = getattr(diffusers, self.class_name)(**self.config(size))
+            model: nn.Module = self.model_class(**self.config(size))
         cast_parameters(model, dtype)
         return model.eval()
 
