@@ -36,12 +36,18 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
 from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.passes.chunk_heads import ChunkHeads, count_chunks
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
+from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
 from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
+from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.schedule.generated_order import graph_kinds, keeps_order
+from cocodiff_compile.schedule.live_device import find_device
+from cocodiff_compile.schedule.pin_order import pinned
 from cocodiff_compile.topology.find_machines import find_machines
 
 log = logging.getLogger(__name__)
@@ -114,23 +120,54 @@ def _compile_inner(
     dumps = _Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with _agreement(gm.graph, report.recognition, config, live) as rounds:
-        report = Pipeline(_phasing(report, config, live), dumps.observers).run(gm, report)
+        report = Pipeline(_rewriting(gm.graph, report, config, live), dumps.observers).run(
+            gm, report
+        )
         _publish(gm.graph, report, config, dumps, live)
         if rounds is not None:
-            rounds.compare("planned", planned_facts(report.recognition))
-        return generate(gm, example_inputs, **inductor_options)
+            rounds.compare("planned", planned_facts(gm.graph, report.recognition))
+        if not report.is_ordered:
+            return generate(gm, example_inputs, **inductor_options)
+        kinds = graph_kinds(gm.graph)
+        with pinned():
+            compiled = generate(gm, example_inputs, **inductor_options)
+        if keeps_order(getattr(compiled, "source_code", ""), kinds) is False:
+            say_once(log, logging.WARNING, _LOST_ORDER)
+        return compiled
+
+
+_LOST_ORDER = (
+    "Inductor did not keep the order of schedule-v-first: exchanges may be exposed, results are "
+    "the same; options={'v_first': False} leaves the order to Inductor"
+)
 
 
 def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]:
     return tuple(item for item in passes if item.name not in config.disable)
 
 
-def _phasing(report: PipelineReport, config: CompileConfig, live: bool) -> tuple[GraphPass, ...]:
-    """The pass that splits exchanges, on machines that are looked for only if it may do so."""
-    if config.tapa == "off" or "split-tapa-phases" in config.disable:
+def _rewriting(
+    graph: Graph, report: PipelineReport, config: CompileConfig, live: bool
+) -> tuple[GraphPass, ...]:
+    """The passes that change the graph, with the machine and the costs they decide by, which are
+    looked for only if something is to be decided.
+    """
+    found = report.recognition
+    tapa = "off" if "split-tapa-phases" in config.disable else config.tapa
+    v_first = config.v_first and "schedule-v-first" not in config.disable
+    chunks = 1 if "chunk-heads" in config.disable else config.head_chunks
+    if not found.sites or (tapa == "off" and not v_first and chunks in (1, "auto")):
         return ()
-    machines = find_machines(report.recognition, config.topology, live)
-    return (SplitTapaPhases(machines, config.tapa),) if machines else ()
+    machines = find_machines(found, config.topology, live)
+    costs = Costs(find_device(found, live), machines, tapa)
+    passes: list[GraphPass] = []
+    if chunks != 1 and (v_first or chunks != "auto"):
+        passes.append(ChunkHeads(count_chunks(graph, found, costs, chunks)))
+    if tapa != "off":
+        passes.append(SplitTapaPhases(machines, tapa))
+    if v_first:
+        passes.append(ScheduleVFirst(costs))
+    return tuple(passes)
 
 
 def _agreement(

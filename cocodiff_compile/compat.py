@@ -21,6 +21,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._logging import trace_structured  # type: ignore[attr-defined]
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,10 +30,13 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _resolve_process_group,
     _world,
 )
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "CustomGraphPass",
     "FakeTensorMode",
     "ShortenTraceback",
     "TorchDispatchMode",
@@ -42,13 +46,16 @@ __all__ = [
     "default_store",
     "fake_store",
     "find_group",
+    "get_hash_for_files",
     "group_ranks",
     "groups_by_name",
+    "inductor_settings",
     "is_contiguous_or_false",
     "list_mode_options",
     "make_boxed_func",
     "name_cpp_kernels",
     "optimization_hint",
+    "order_nodes",
     "outside_the_compiler",
     "replaced_groups",
     "statically_known_true",
@@ -137,6 +144,25 @@ def _register_groups(groups: Mapping[str, Any]) -> None:
 def work_of_future(future: Any) -> Any:
     """What a collective returns, done when `future` is."""
     return _create_work_from_future(future)
+
+
+def order_nodes(graph: Graph, before: Mapping[Node, Node]) -> bool:
+    """Makes Inductor run each node of `before` after the one it is given there; False where this
+    torch has no means to.
+    """
+    try:
+        from torch._inductor.fx_passes.control_dependencies import (  # noqa: PLC0415
+            preserve_node_ordering,
+        )
+    except ImportError:
+        return False
+    preserve_node_ordering(graph, {node: OrderedSet([other]) for node, other in before.items()})
+    return True
+
+
+def inductor_settings(settings: Mapping[str, Any]) -> Any:
+    """Inductor's configuration with `settings`, as a context."""
+    return torch._inductor.config.patch(dict(settings))
 
 
 def name_cpp_kernels() -> None:

@@ -29,12 +29,15 @@ PASS_NAMES = (
     "split-tapa-phases",
     "schedule-v-first",
 )
-AVAILABLE_PASSES = ("recognize-ulysses", "split-tapa-phases")
+AVAILABLE_PASSES = (
+    "recognize-ulysses",
+    "chunk-heads",
+    "split-tapa-phases",
+    "schedule-v-first",
+)
 
 # Options whose pass is planned: accepted and checked today, without an effect.
 INACTIVE_OPTIONS = {
-    "v_first": "schedule-v-first",
-    "head_chunks": "chunk-heads",
     "v_major": "select-v-major",
 }
 

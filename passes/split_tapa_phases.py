@@ -56,7 +56,7 @@ class SplitTapaPhases:
     name: str = "split-tapa-phases"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        flat = [item for site in found.sites for item in site.exchanges if not item.phases]
+        flat = [item for site in found.sites for item in site.pieces if not item.phases]
         plan_once = functools.cache(self._plan)
         plans = [plan_once(item.group, optimization_hint(item.size_bytes)) for item in flat]
         phased = [

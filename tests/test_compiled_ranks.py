@@ -1,5 +1,5 @@
 """On real gloo ranks: what backend "cocodiff" computes is what Inductor computes, bit for bit, with
-every exchange in phases.
+every exchange in chunks of heads and in phases, and in the order of schedule-v-first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _compiled(name: str, heads: int, topology: str) -> dict[str, Any]:
     model = small.build(num_layers=1, heads=heads)
     expected_sites = small.num_ulysses_attentions(model)
     inputs = small.inputs(model, batch=2, masked=name in MASKED)
-    options = {"topology": topology, "tapa": "on"}
+    options = {"topology": topology, "tapa": "on", "head_chunks": 2}
     with torch.no_grad(), cocodiff_compile.collect_reports() as reports:
         eager = small.sample(model(**inputs))
         parallelize(model)
@@ -68,6 +68,8 @@ def _compiled(name: str, heads: int, topology: str) -> dict[str, Any]:
         "bit for bit": torch.equal(ours, inductor),
         "difference to eager": float((ours - eager).abs().max()),
         "phases": {len(leg["phases"]) for site in sites for leg in site["legs"]},
+        "chunks": {leg["chunks"] for site in sites for leg in site["legs"]},
+        "ordered": all(report.report.is_ordered for report in reports),
         "sites": len(sites),
         "expected sites": expected_sites,
     }
@@ -77,7 +79,7 @@ def _all_models(_rank: int, num_ranks: int, topology: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in MODELS[num_ranks]:
         try:
-            results[name] = _compiled(name, max(4, num_ranks), topology)
+            results[name] = _compiled(name, 2 * num_ranks, topology)
         except Exception:
             results[name] = traceback.format_exc()
     return results
@@ -93,7 +95,7 @@ def _by_rank(num_ranks: int) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("num_ranks", "name"), CASES)
-def test_ranks_in_phases_equal_inductor_and_one_process(num_ranks: int, name: str) -> None:
+def test_ranks_with_all_passes_equal_inductor_and_one_process(num_ranks: int, name: str) -> None:
     for results in _by_rank(num_ranks):
         result = results[name]
         assert isinstance(result, dict), result
@@ -101,6 +103,8 @@ def test_ranks_in_phases_equal_inductor_and_one_process(num_ranks: int, name: st
         assert result["difference to eager"] <= INDUCTOR_ERROR
         assert result["sites"] == result["expected sites"] > 0
         assert result["phases"] == {len(AXES[num_ranks])}
+        assert result["chunks"] == {2}
+        assert result["ordered"]
 
 
 def _every_plan(rank: int, num_ranks: int, file: str) -> dict[str, bool]:

@@ -218,11 +218,7 @@ def test_bad_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("options", "pass_name"),
-    [
-        ({"v_first": True}, "schedule-v-first"),
-        ({"head_chunks": 2}, "chunk-heads"),
-        ({"v_major": {"top": 3}}, "select-v-major"),
-    ],
+    [({"v_major": {"top": 3}}, "select-v-major")],
 )
 def test_inactive_option_is_said_once(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any], pass_name: str

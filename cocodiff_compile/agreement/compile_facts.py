@@ -48,13 +48,26 @@ def captured_facts(graph: Graph, found: Recognition, group: str, config: Compile
     return [*_setting_facts(config), *_numbered("collective", lines)]
 
 
-def planned_facts(found: Recognition) -> dict[str, Facts]:
-    """The phases of every exchange, by group, in the order of the graph."""
+def planned_facts(graph: Graph, found: Recognition) -> dict[str, Facts]:
+    """Every exchange, by the group it was captured over: its chunks and their phases, and all its
+    collectives in the order of the graph.
+    """
     lines: dict[str, list[str]] = {}
+    group_of: dict[Node, str] = {}
     for item in (item for site in found.sites for item in site.exchanges):
-        plan = format_phases([phase.axes for phase in item.phases])
-        lines.setdefault(item.group, []).append(f"the phases {plan}")
-    return {group: _numbered("exchange", plans) for group, plans in lines.items()}
+        piece = item.pieces[0]
+        plan = format_phases([phase.axes for phase in piece.phases])
+        lines.setdefault(item.group, []).append(f"{len(item.pieces)} x the phases {plan}")
+        starts = (phase.start for piece in item.pieces for phase in piece.phases)
+        group_of.update(dict.fromkeys((*starts, *(p.start for p in item.pieces)), item.group))
+    facts = {group: _numbered("exchange", plans) for group, plans in lines.items()}
+    ordered: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        if node in group_of:
+            ordered.setdefault(group_of[node], []).append(_line(node, with_shape=True))
+    for group, started in ordered.items():
+        facts[group] += _numbered("started exchange", started)
+    return facts
 
 
 def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:

@@ -146,6 +146,9 @@ WAYS = {
         _ours("cocodiff", "cocodiff"),
         _ours("cocodiff-flat", "cocodiff, tapa off", tapa="off"),
         _ours("cocodiff-phases", "cocodiff, tapa on", tapa="on"),
+        _ours("cocodiff-whole", "cocodiff, no chunks", head_chunks=1),
+        _ours("cocodiff-chunks", "cocodiff, 2 chunks", head_chunks=2),
+        _ours("cocodiff-unordered", "cocodiff, order as captured", v_first=False),
     )
 }
 STOCK = "inductor"

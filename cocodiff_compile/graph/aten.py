@@ -54,7 +54,7 @@ SLICING = frozenset(
     }
 )
 
-_COPY = frozenset(
+COPY = frozenset(
     {
         aten.clone.default,
         aten.contiguous.default,
@@ -66,7 +66,7 @@ _COPY = frozenset(
         WAIT,
     }
 )
-_RESHAPE = frozenset(
+RESHAPE = frozenset(
     {
         aten.view.default,
         aten.reshape.default,
@@ -78,7 +78,7 @@ _RESHAPE = frozenset(
     }
 )
 
-_PERMUTE = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+PERMUTE = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 
 
 def bound(node: Node) -> dict[str, Any]:
@@ -225,7 +225,14 @@ def is_concatenation(node: Node) -> bool:
 
 def is_view(node: Node) -> bool:
     """Whether a node shows or copies all elements of its only input, in some order."""
-    return node.op == "call_function" and node.target in _COPY | _RESHAPE | _PERMUTE
+    return node.op == "call_function" and node.target in COPY | RESHAPE | PERMUTE
+
+
+def is_alias(node: Node) -> bool:
+    """Whether a node computes nothing: it shows memory of its input, or picks a result of it."""
+    if node.target in (operator.getitem, aten._unsafe_view.default):
+        return True
+    return bool(getattr(node.target, "is_view", False))
 
 
 def is_number(node: Node) -> bool:
@@ -326,12 +333,12 @@ def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:
     pointwise ops that keep the operand's shape.
     """
     target = node.target
-    if target in _COPY:
+    if target in COPY:
         return dims
-    if target in _RESHAPE:
+    if target in RESHAPE:
         return layout.reshape(dims, shape_of(node))
-    if target in _PERMUTE:
-        return layout.permute(dims, _permutation(node, len(dims)))
+    if target in PERMUTE:
+        return layout.permute(dims, permutation(node, len(dims)))
     if target is aten.expand.default:
         return layout.expand(dims, shape_of(node))
     if target in (aten.slice.Tensor, aten.select.int):
@@ -377,7 +384,8 @@ def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:
     return (*narrowed[:dim], *narrowed[dim + 1 :]) if drops_dim else narrowed
 
 
-def _permutation(node: Node, rank: int) -> list[int]:
+def permutation(node: Node, rank: int) -> list[int]:
+    """Which dim of its input each dim of a permuting op is."""
     arguments = bound(node)
     if node.target is aten.permute.default:
         return [dim % rank for dim in arguments["dims"]]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import torch
 
-from cocodiff_compile.compat import statically_known_true
+from cocodiff_compile.compat import optimization_hint, statically_known_true
 
 Size: TypeAlias = "int | torch.SymInt"
 
@@ -56,6 +56,12 @@ def divides(part: Size, whole: Size) -> bool:
     if same(part, 0):
         return False
     return bool(statically_known_true(whole % part == 0))  # type: ignore[operator]
+
+
+def known(size: Size) -> int | None:
+    """The number that a size provably is, None for one that depends on a symbol."""
+    hint: int = optimization_hint(size)
+    return hint if same(size, hint) else None
 
 
 def product(factors: Sequence[Factor]) -> Size:

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.graph.aten import WAIT, is_collective
 from cocodiff_compile.graph.records import Declined, Recognition
+from cocodiff_compile.schedule.estimate import ScheduleEstimate
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class PassResult:
     recognition: Recognition | None = None
     declined: tuple[Declined, ...] = ()
     notes: tuple[str, ...] = ()
+    estimate: ScheduleEstimate | None = None
 
 
 class GraphPass(Protocol):
@@ -73,6 +75,17 @@ class PipelineReport:
             if record.result.recognition is not None:
                 return record.result.recognition
         return Recognition()
+
+    @property
+    def estimate(self) -> ScheduleEstimate | None:
+        """Of the order that was chosen last, if one was."""
+        found = (item.result.estimate for item in reversed(self.passes))
+        return next(filter(None, found), None)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the order of the graph was chosen, and is to be kept."""
+        return any(item.result.estimate and item.result.changed for item in self.passes)
 
     @property
     def declined(self) -> tuple[Declined, ...]:

@@ -34,7 +34,8 @@ class Exchange:
     dim of `result`, the tensor after its unpacking. Where padded rows are dropped or put back
     between exchange and attention, both hold all that travels. In phases, `start` is the first
     phase's and `wait` the last one's, while `group` and `splits` stay those of the exchange as
-    captured.
+    captured. In chunks, `start` is the first chunk's and `wait` the last one's; `source` and
+    `result` are the first chunk's, but for the way out, whose result is that of all chunks.
     """
 
     start: Node
@@ -49,6 +50,23 @@ class Exchange:
     gather_dim: int
     size_bytes: Size
     phases: tuple[ExchangePhase, ...] = ()
+    chunks: tuple[Exchange, ...] = ()
+    """The same exchange for one group of heads each; none if it runs for all heads at once."""
+
+    @property
+    def pieces(self) -> tuple[Exchange, ...]:
+        """What is exchanged at once: the chunks, or the whole."""
+        return self.chunks or (self,)
+
+    def with_pieces(self, rewritten: Mapping[Node, Exchange]) -> Exchange:
+        """This, with other pieces in place of those that begin at the given starts."""
+        if not self.chunks:
+            return rewritten.get(self.start, self)
+        chunks = tuple(chunk.with_pieces(rewritten) for chunk in self.chunks)
+        result = chunks[0].result if self.way == "in" else self.result
+        return replace(
+            self, start=chunks[0].start, wait=chunks[-1].wait, result=result, chunks=chunks
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -93,7 +111,9 @@ class Leg:
 
 @dataclass(frozen=True)
 class Attention:
-    """The computation between the ways in and the way out."""
+    """The computation between the ways in and the way out: of all chunks of heads, one after the
+    other, with the output of the last.
+    """
 
     form: Literal["fused", "decomposed"]
     nodes: tuple[Node, ...]
@@ -129,11 +149,17 @@ class UlyssesSite:
         unique: dict[Node, Exchange] = {leg.exchange.start: leg.exchange for leg in self.legs}
         return tuple(unique.values())
 
+    @property
+    def pieces(self) -> tuple[Exchange, ...]:
+        """Each exchange once, by chunks of heads where it runs in such."""
+        return tuple(piece for exchange in self.exchanges for piece in exchange.pieces)
+
     def with_exchanges(self, rewritten: Mapping[Node, Exchange]) -> UlyssesSite:
-        """This site, with other exchanges in place of those that begin at the given starts."""
+        """This site, with other exchanges, or pieces of such, in place of those that begin at the
+        given starts.
+        """
         q, k, v, o = (
-            replace(leg, exchange=rewritten.get(leg.exchange.start, leg.exchange))
-            for leg in self.legs
+            replace(leg, exchange=leg.exchange.with_pieces(rewritten)) for leg in self.legs
         )
         return replace(self, q=q, k=k, v=v, o=o)
 

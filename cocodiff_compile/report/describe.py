@@ -13,6 +13,8 @@ from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.graph.layout import Size
 from cocodiff_compile.graph.pipeline import PassRecord, PipelineReport
 from cocodiff_compile.graph.records import Declined, Leg, UlyssesSite
+from cocodiff_compile.schedule.estimate import ExchangeEstimate, OrderEstimate, ScheduleEstimate
+from cocodiff_compile.schedule.tasks import NO_SITE
 
 
 def number(size: Size) -> int | str:
@@ -28,7 +30,8 @@ def describe_leg(leg: Leg) -> dict[str, Any]:
         "wait": exchange.wait.name,
         "group": exchange.group,
         "ranks": list(exchange.ranks),
-        "phases": [list(phase.axes) for phase in exchange.phases],
+        "phases": [list(phase.axes) for phase in exchange.pieces[0].phases],
+        "chunks": len(exchange.pieces),
         "bytes": number(exchange.size_bytes),
         "wire_bytes": number(exchange.wire_bytes),
         "scatters": "heads" if exchange.way == "in" else "tokens",
@@ -60,11 +63,54 @@ def describe_site(site: UlyssesSite) -> dict[str, Any]:
             "is_causal": site.attention.is_causal,
         },
         "packed": site.is_packed,
-        "num_exchanges": len(site.exchanges),
+        "num_exchanges": len(site.pieces),
         "bytes": total_bytes(site),
         "legs": [describe_leg(leg) for leg in site.legs],
         "independent": [node.name for node in site.independent],
     }
+
+
+def describe_estimate(estimate: ScheduleEstimate) -> dict[str, Any]:
+    """Times in milliseconds."""
+    return {
+        "before": _describe_order(estimate.before),
+        "after": _describe_order(estimate.after),
+        "exchanges": [
+            {
+                "exchange": item.name,
+                "site": item.site,
+                "begins": _ms(item.begin_s),
+                "ends": _ms(item.end_s),
+                "exposed": _ms(item.exposed_s),
+                "hidden": _ms(item.hidden_s),
+                "behind": list(item.behind),
+            }
+            for item in estimate.after.exchanges
+        ],
+    }
+
+
+def _describe_order(order: OrderEstimate) -> dict[str, Any]:
+    by_site: dict[int, list[ExchangeEstimate]] = {}
+    for item in order.exchanges:
+        by_site.setdefault(item.site, []).append(item)
+    return {
+        "step": _ms(order.step_s),
+        "compute": _ms(order.compute_s),
+        "exposed": _ms(order.exposed_s),
+        "sites": {
+            site: {
+                "exposed": _ms(sum(item.exposed_s for item in items)),
+                "hidden": _ms(sum(item.hidden_s for item in items)),
+            }
+            for site, items in by_site.items()
+            if site != NO_SITE
+        },
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
 
 
 def total_bytes(site: UlyssesSite) -> int:
@@ -98,6 +144,7 @@ def describe_report(report: PipelineReport) -> dict[str, Any]:
         "declined": [describe_declined(item) for item in report.declined],
         "unrelated": [node.name for node in recognition.unrelated],
         "passes": [describe_pass(record) for record in report.passes],
+        "schedule": describe_estimate(report.estimate) if report.estimate else None,
         "refused": report.refused,
     }
 
@@ -138,7 +185,55 @@ def format_graph(summary: dict[str, Any]) -> str:
     if summary["unrelated"]:
         parts.append(f"left alone: {len(summary['unrelated'])} all-to-alls of something else")
     parts += [_pass_line(item, summary) for item in summary["passes"]]
+    if summary["schedule"]:
+        parts.append(format_schedule(summary))
     return "\n".join(parts)
+
+
+def format_schedule(summary: dict[str, Any]) -> str:
+    """What the order is estimated to do for each site, and what its exchanges hide behind."""
+    schedule = summary["schedule"]
+    rows = []
+    for place, site in enumerate(summary["sites"]):
+        before = schedule["before"]["sites"].get(place)
+        after = schedule["after"]["sites"].get(place)
+        if before is None or after is None:
+            continue
+        own = [item for item in schedule["exchanges"] if item["site"] == place]
+        behind = dict.fromkeys(name for item in own for name in item["behind"])
+        rows.append(
+            (
+                site["site"],
+                site["module"] or "?",
+                site["legs"][0]["chunks"],
+                f"{before['exposed']:.2f}",
+                f"{after['exposed']:.2f}",
+                f"{after['hidden']:.2f}",
+                _why_exposed(own),
+                ", ".join(list(behind)[:4]) or "nothing",
+            )
+        )
+    headers = (
+        "site",
+        "module",
+        "chunks",
+        "exposed ms as captured",
+        "as ordered",
+        "hidden",
+        "why exposed",
+        "behind",
+    )
+    return f"estimated per step:\n{format_table(headers, rows)}"
+
+
+def _why_exposed(exchanges: Sequence[dict[str, Any]]) -> str:
+    """The reason for most of the time in which a rank stands still for a site."""
+    longest = max(exchanges, key=lambda item: item["exposed"])
+    if longest["exposed"] <= 0:
+        return "not exposed"
+    others = [item for item in exchanges if item["exposed"] > 0]
+    waits = f"{len(others)} of {len(exchanges)} exchanges"
+    return f"{waits}: nothing else can run until they are there"
 
 
 _SITE_HEADERS = (

@@ -27,7 +27,7 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.aten import WAIT
 from cocodiff_compile.lab.fake_ranks import fake_ranks
-from cocodiff_compile.simulate.devices import Device
+from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.simulate.kernels import Call, ProgramBuilder, graph_program
 from cocodiff_compile.simulate.pad_heads import parallelize_padded
 from cocodiff_compile.simulate.program import Program, joined

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
-from cocodiff_compile.simulate.devices import Device
+from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.simulate.program import Compute, Program, Start, Step, Wait
 from cocodiff_compile.topology.axes import Topology
 

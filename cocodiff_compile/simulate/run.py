@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.simulate.capture import CapturedStep, Case, capture_step
-from cocodiff_compile.simulate.devices import Device, device_for
+from cocodiff_compile.simulate.devices import device_for
 from cocodiff_compile.simulate.engine import Timeline, simulate_program
 from cocodiff_compile.simulate.pad_heads import padded_to
 from cocodiff_compile.simulate.program import Program, Start

@@ -72,14 +72,18 @@ class Topology:
         names = ", ".join(self.axis_names)
         raise UserError(f"topology {self.name!r} has no axis {name!r}; it has: {names}")
 
-    def measured_along(self, names: Iterable[str], size_bytes: float) -> MeasuredPhase | None:
+    def measured_along(
+        self, names: Iterable[str], size_bytes: float, in_flight: int = 1
+    ) -> MeasuredPhase | None:
         """What was measured along exactly these axes, if it covers the size."""
         wanted = set(names)
         return next(
             (
                 phase
                 for phase in self.measured
-                if set(phase.axes) == wanted and phase.covers(size_bytes)
+                if set(phase.axes) == wanted
+                and phase.in_flight == in_flight
+                and phase.covers(size_bytes)
             ),
             None,
         )

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cocodiff_compile.topology.axes import Axis, Link, Topology
+from cocodiff_compile.topology.measured_phase import IN_FLIGHT
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -
         for flow in flows
     )
     return waiting + max(moving, default=0.0)
+
+
+def busy_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
+    """How long a phase keeps its links from others, which may be shorter than it takes alone."""
+    if measured := topology.measured_along(phase, size_bytes, IN_FLIGHT):
+        return measured.seconds(size_bytes)
+    return phase_seconds(topology, phase, size_bytes)
 
 
 def exchange_seconds(

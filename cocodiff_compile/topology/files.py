@@ -20,7 +20,8 @@ then an axis of that name:
 Optional per link: `both_ways_bytes_per_s` (twice one way), `ranks_per_link` (1),
 `unaligned_from_bytes` (never). Optional beside `axes`: `measured`, a list of
 `{axes: [tile], points: [[bytes per rank, seconds], ...]}`, which `cocodiff topology auto --save`
-writes; along no axis it is the time of the copies between two phases.
+writes; along no axis it is the time of the copies between two phases. With `in_flight: 4` it is the
+time that each of four exchanges at once takes.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ def topology_data(topology: Topology) -> dict[str, Any]:
             {"name": axis.name, "size": axis.size, "link": axis.link.name} for axis in topology.axes
         ],
         "measured": [
-            {"axes": list(phase.axes), "points": [list(point) for point in phase.points]}
+            {
+                "axes": list(phase.axes),
+                "points": [list(point) for point in phase.points],
+                "in_flight": phase.in_flight,
+            }
             for phase in topology.measured
         ],
     }
@@ -201,14 +206,17 @@ def _refuse_rank_twice(boxes: list[Box]) -> None:
 
 
 def _measured(value: object) -> MeasuredPhase:
-    fields = _mapping("an entry of measured", value, ("axes", "points"))
+    fields = _mapping("an entry of measured", value, ("axes", "points"), ("in_flight",))
     try:
         points = tuple((float(size), float(seconds)) for size, seconds in fields["points"])
     except (TypeError, ValueError):
         raise UserError(
             f"points of measured are {fields['points']!r}; allowed: [[bytes, seconds], ...]"
         ) from None
-    return MeasuredPhase(tuple(map(str, _list(fields, "axes", 0))), points)
+    in_flight = fields.get("in_flight", 1)
+    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
+        raise UserError(f"in_flight of measured is {in_flight!r}; allowed: a whole number from 1")
+    return MeasuredPhase(tuple(map(str, _list(fields, "axes", 0))), points, in_flight)
 
 
 def _known_link(what: str, name: object, links: Mapping[str, Link]) -> Link:

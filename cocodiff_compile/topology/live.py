@@ -77,8 +77,6 @@ class _Live:
 
     def measured(self, topology: Topology, places: Sequence[RankPlace]) -> _Measured:
         """The topology with measurements, from the cache or new, where there is a choice."""
-        if len(topology.axes) == 1:
-            return _Measured(topology, "not measured: one axis, nothing to choose between")
         if not probe_cache.probe_wanted():
             return _Measured(topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0")
         key = probe_cache.cache_key(topology, places, dist.get_backend(self.group))

@@ -16,6 +16,11 @@ from cocodiff_compile.errors import UserError
 
 Points: TypeAlias = "tuple[tuple[float, float], ...]"
 
+IN_FLIGHT = 4
+"""How many exchanges are started together to see how long one occupies its links. One alone leaves
+them idle between its messages, and more so where the two directions follow each other.
+"""
+
 REACH = 4
 """A curve is used up to this many times the largest size that was measured."""
 
@@ -27,6 +32,8 @@ class MeasuredPhase:
     axes: tuple[str, ...]
     points: Points
     """(bytes per rank, seconds): sizes rise, seconds do not fall; two points or more."""
+    in_flight: int = 1
+    """How many exchanges were under way at once; the seconds are those of one of them."""
 
     def __post_init__(self) -> None:
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(self.points))

@@ -29,7 +29,7 @@ from torch import distributed as dist
 
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import near_square_factor
-from cocodiff_compile.topology.measured_phase import MeasuredPhase, not_falling
+from cocodiff_compile.topology.measured_phase import IN_FLIGHT, MeasuredPhase, not_falling
 from cocodiff_compile.topology.phase_plan import all_phases
 
 STEP = 5
@@ -43,6 +43,9 @@ MIN_READINGS, MAX_READINGS = 3, 20
 """A size that was read less often is left out: one reading on a busy machine says little."""
 LOST = 1.35
 """Phases that took so many times the flat exchange need no second reading."""
+TOGETHER = 0.5
+"""Share of the budget, beside it, for exchanges that are under way together."""
+TOGETHER_READINGS = 3
 MIN_REPEATS = 3
 BURST_S = 0.02
 """A reading repeats each exchange as often as this allows: what went before has less weight."""
@@ -86,7 +89,12 @@ def probe(
     if len(readings) < 2:
         reason = f"the probe's {budget_s:g} s were used up before two sizes were measured"
         return Probed(topology, reason)
-    return Probed(replace(topology, measured=_curves(bench.axes, readings)))
+    alone = _curves(bench.axes, readings)
+    try:
+        together = _together(bench, alone, budget_s)
+    except (RuntimeError, ValueError) as error:
+        return Probed(topology, f"the probe failed, nothing was measured: {error}")
+    return Probed(replace(topology, measured=(*alone, *together)))
 
 
 _Readings: TypeAlias = "dict[float, list[list[float]]]"
@@ -108,7 +116,7 @@ def _first_readings(bench: _Bench, budget_s: float) -> _Readings:
 
 
 def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
-    """Until the budget is used up, always of the size that had the least time so far.
+    """Until the budget is used up, always of the size that had the least time so far and fits.
 
     Adds to the readings that are given.
     """
@@ -118,10 +126,11 @@ def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
     cost = {size: repeats[size] * sum(first) for size, (first,) in readings.items()}
     spent = dict.fromkeys(readings, 0.0)
     while any(len(readings[size]) < MAX_READINGS for size in readings):
-        size = min(spent, key=lambda size: (spent[size], size))
         before_s = bench.used_s
-        if before_s + cost[size] > budget_s:
+        fitting = [size for size in spent if before_s + cost[size] <= budget_s]
+        if not fitting:
             break
+        size = min(fitting, key=lambda size: (spent[size], size))
         readings[size].append(bench.read(size, repeats[size]))
         cost[size] = bench.used_s - before_s
         spent[size] += cost[size]
@@ -157,6 +166,25 @@ def _curves(axes: Sequence[tuple[str, ...]], readings: _Readings) -> tuple[Measu
     )
 
 
+def _together(
+    bench: _Bench, alone: Sequence[MeasuredPhase], budget_s: float
+) -> list[MeasuredPhase]:
+    """Several exchanges at once, at the sizes that were measured alone, while the time allows."""
+    sizes = [size for size, _ in alone[-1].points]
+    readings: dict[float, list[float]] = {}
+    expected_s = [IN_FLIGHT * sum(phase.seconds(size) for phase in alone) for size in sizes]
+    until_s = bench.used_s + TOGETHER * budget_s
+    for size, seconds in zip(sizes, expected_s, strict=True):
+        if bench.used_s + TOGETHER_READINGS * seconds > until_s and len(readings) >= 2:
+            break
+        all_ = [bench.read_together(size) for _ in range(TOGETHER_READINGS)]
+        readings[size] = [median(times) for times in zip(*all_, strict=True)]
+    return [
+        MeasuredPhase(axes, tuple(zip(readings, not_falling(seconds), strict=True)), IN_FLIGHT)
+        for axes, *seconds in zip(bench.axes[1:], *readings.values(), strict=True)
+    ]
+
+
 class _Bench:
     """The live groups, in an order that is the same on all ranks, and the time used so far."""
 
@@ -190,6 +218,22 @@ class _Bench:
         *agreed, self.used_s = self._agree([*map(fmean, times), used_s], self._patience)
         return agreed
 
+    def read_together(self, size_bytes: float) -> list[float]:
+        """Seconds of one of several exchanges at once, along each of `axes` but none."""
+        buffer = self._buffer(size_bytes)
+        times = []
+        for group in self._groups[1:]:
+            assert group is not None
+            begin = time.monotonic()
+            works = [self._start(group, buffer) for _ in range(IN_FLIGHT)]
+            for work, _ in works:
+                work.wait()
+            torch.get_device_module(self._device).synchronize()
+            times.append((time.monotonic() - begin) / IN_FLIGHT)
+        used_s = time.monotonic() - self._started
+        *agreed, self.used_s = self._agree([*times, used_s], self._patience)
+        return agreed
+
     def _buffer(self, size_bytes: float) -> Tensor:
         """Numbers that divide among all ranks. All ranks have it, or all raise."""
         if size_bytes not in self._buffers:
@@ -213,10 +257,14 @@ class _Bench:
         return time.monotonic() - begin
 
     def _exchange(self, group: dist.ProcessGroup, buffer: Tensor) -> None:
+        self._start(group, buffer)[0].wait()
+
+    def _start(self, group: dist.ProcessGroup, buffer: Tensor) -> tuple[dist.Work, Tensor]:
         """Into new memory, as a compiled graph does."""
         options = dist.AllToAllOptions()
         options.timeout = self._patience
-        group.alltoall_base(torch.empty_like(buffer), buffer, [], [], options).wait()
+        received = torch.empty_like(buffer)
+        return group.alltoall_base(received, buffer, [], [], options), received
 
     def _agree(self, seconds: list[float], patience: timedelta) -> list[float]:
         """The mean over all ranks; summed as whole nanoseconds, which no order of sums changes."""
@@ -234,7 +282,7 @@ def _turns(parts: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[list[
         rest = tuple(name for name in names if name not in axes)
         other = parts.index(rest) if rest in parts else 0
         if axes and not rest:
-            turns.append([place])
+            turns.append([place] if len(names) > 1 else [0, place])
         elif axes and not 0 < other < place:
             turns.append([0, place, other] if other else [0, place])
     return turns

@@ -1,0 +1,28 @@
+"""What one rank computes with, and how long an op takes on it: a roofline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """`matmul_flops_per_s` and `memory_bytes_per_s` as published, and the share that is reached."""
+
+    name: str
+    matmul_flops_per_s: float
+    memory_bytes_per_s: float
+    matmul_efficiency: float
+    attention_efficiency: float
+    memory_efficiency: float
+    launch_s: float
+    """The shortest a kernel takes."""
+
+    def matmul_seconds(self, flops: float) -> float:
+        return flops / (self.matmul_flops_per_s * self.matmul_efficiency)
+
+    def attention_seconds(self, flops: float) -> float:
+        return flops / (self.matmul_flops_per_s * self.attention_efficiency)
+
+    def memory_seconds(self, size_bytes: float) -> float:
+        return size_bytes / (self.memory_bytes_per_s * self.memory_efficiency)

@@ -1,0 +1,178 @@
+"""A graph as tasks, and an order of tasks as an order of nodes.
+
+Matmuls, attentions, collectives and waits have a place of their own; so does what has an effect
+beside its value. All else is light: it goes right before the first of them that needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import Graph, Node
+
+from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.graph.aten import FUSED_ATTENTION, WAIT, bound, is_collective, size_bytes
+from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.schedule.node_costs import heavy_seconds, is_heavy, light_seconds
+from cocodiff_compile.schedule.tasks import NO_SITE, Order, Task, places
+
+
+@dataclass(frozen=True)
+class GraphTasks:
+    """`nodes[i]` is what `tasks[i]` stands for."""
+
+    tasks: tuple[Task, ...]
+    nodes: tuple[Node, ...]
+
+
+def is_anchor(node: Node) -> bool:
+    """Whether a node has a place of its own in a schedule."""
+    if node.op != "call_function":
+        return False
+    return is_heavy(node) or is_collective(node) or node.is_impure()
+
+
+def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
+    """The tasks of a graph, in its order."""
+    anchors = [node for node in graph.nodes if is_anchor(node)]
+    needs = _needs(graph, anchors)
+    sites = _sites(found)
+    tasks = []
+    for anchor, cone, needed in zip(anchors, _cones(graph, anchors), needs, strict=True):
+        task = _task(anchor, needed, sites, costs)
+        light_s = sum(light_seconds(node, costs.device) for node in cone.nodes)
+        tasks.append(replace(task, light_s=light_s, borrows=cone.borrows))
+    return GraphTasks(tuple(tasks), tuple(anchors))
+
+
+def _task(
+    node: Node,
+    needs: tuple[int, ...],
+    sites: Mapping[Node, int],
+    costs: Costs,
+) -> Task:
+    make = functools.partial(Task, node.name, needs=needs, site=sites.get(node, NO_SITE))
+    if node.target is WAIT:
+        # Waiting again for what was waited for is none.
+        return make(kind="wait" if is_collective(_started(node)) else "compute")
+    if not is_collective(node):
+        heavy_s = heavy_seconds(node, costs.device) if is_heavy(node) else 0.0
+        return make(kind="compute", seconds=heavy_s)
+    cost = costs.exchange(node)
+    return make(
+        kind="start",
+        seconds=costs.device.launch_s,
+        exchange_s=cost.seconds,
+        busy_s=cost.busy_s,
+        links=cost.links,
+        size_bytes=optimization_hint(size_bytes(node.all_input_nodes[0])),
+        group=str(bound(node)["group_name"]),
+    )
+
+
+def _started(wait: Node) -> Node:
+    """What a wait waits for: a collective, or one result of a collective with several."""
+    node = wait.all_input_nodes[0]
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
+
+
+def _sites(found: Recognition) -> dict[Node, int]:
+    """The nodes of each attention: its exchanges and its computation."""
+    sites: dict[Node, int] = {}
+    for number, site in enumerate(found.sites):
+        own = [*site.attention.nodes]
+        for exchange in site.pieces:
+            own += [exchange.start, exchange.wait]
+            own += [node for phase in exchange.phases for node in (phase.start, phase.wait)]
+        sites.update(dict.fromkeys(own, number))
+    return sites
+
+
+def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
+    """For each anchor the nearest ones before it; those behind another one are left out."""
+    number = {node: place for place, node in enumerate(anchors)}
+    nearest: dict[Node, int] = {}
+    before: list[int] = []
+    found: list[tuple[int, ...]] = []
+    last_effect = 0
+    for node in graph.nodes:
+        bits = 0
+        for source in node.all_input_nodes:
+            bits |= nearest[source]
+        if node not in number:
+            nearest[node] = _reduced(bits, before)
+            continue
+        if _has_other_effect(node):
+            bits, last_effect = bits | last_effect, 1 << number[node]
+        bits = _reduced(bits, before)
+        found.append(tuple(places(bits)))
+        before.append(functools.reduce(int.__or__, (before[p] for p in places(bits)), bits))
+        nearest[node] = 1 << number[node]
+    return found
+
+
+def _has_other_effect(node: Node) -> bool:
+    """Random numbers, copies into inputs: these stay in their order."""
+    if node.target in FUSED_ATTENTION and not bound(node).get("dropout_p"):
+        return False  # draws no random numbers
+    return node.is_impure() and node.target is not WAIT and not is_collective(node)
+
+
+def _reduced(bits: int, before: Sequence[int]) -> int:
+    """Without those that stand before others of them."""
+    if not bits & (bits - 1):
+        return bits
+    covered = 0
+    for place in places(bits):
+        covered |= before[place]
+    return bits & ~covered
+
+
+@dataclass(frozen=True)
+class _Cone:
+    """The light nodes an anchor needs that none before it did, in graph order; and the places of
+    those before it that have others it needs.
+    """
+
+    nodes: list[Node]
+    borrows: tuple[int, ...]
+
+
+def _cones(graph: Graph, anchors: Iterable[Node]) -> list[_Cone]:
+    """For each anchor, in the order given."""
+    position = {node: place for place, node in enumerate(graph.nodes)}
+    owner: dict[Node, int] = {}
+    cones = []
+    for place, anchor in enumerate(anchors):
+        nodes: list[Node] = []
+        borrows: dict[int, None] = {}
+        stack = [anchor]
+        while stack:
+            for source in stack.pop().all_input_nodes:
+                if source.op != "call_function" or is_anchor(source):
+                    continue
+                if source not in owner:
+                    owner[source] = place
+                    nodes.append(source)
+                    stack.append(source)
+                elif owner[source] != place:
+                    borrows[owner[source]] = None
+        cones.append(_Cone(sorted(nodes, key=position.__getitem__), tuple(borrows)))
+    return cones
+
+
+def reorder(graph: Graph, anchors: Sequence[Node], order: Order) -> None:
+    """Puts the anchors of a graph into `order`, and what is light right before what needs it."""
+    ordered = [anchors[place] for place in order]
+    wanted: list[Node] = []
+    for anchor, cone in zip(ordered, _cones(graph, ordered), strict=True):
+        wanted += [*cone.nodes, anchor]
+    moved = set(wanted)
+    rest = [node for node in graph.nodes if node.op == "call_function" and node not in moved]
+    output = graph.output_node()
+    for node in (*wanted, *rest):
+        output.prepend(node)

@@ -1,0 +1,120 @@
+"""What a rank computes with, measured: a matmul, an attention and a copy, a few times each. Of all
+times the lower quartile counts: what others do on the machine only adds to them.
+
+All ranks measure at the same time, as they will compute; the numbers of the first one count for
+all. A rank that only looks goes by a guess, unless its process has measured before.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.nn.functional import scaled_dot_product_attention
+
+from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
+from cocodiff_compile.compat import find_group, outside_the_compiler
+from cocodiff_compile.graph.aten import value_of
+from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.schedule.device import Device
+
+_LONG_ENOUGH_S = 2e-3
+_READINGS = 12
+_MAX_DOUBLINGS = 12
+
+_GUESSES = {
+    "cpu": Device("cpu, a guess", 60e9, 8e9, 1.0, 0.5, 1.0, 20e-6),
+    "accelerator": Device("accelerator, a guess", 300e12, 1.5e12, 0.6, 0.5, 0.8, 5e-6),
+}
+
+_measured: PerWorld[dict[tuple[str, torch.dtype], Device]] = PerWorld(dict)
+
+
+def find_device(found: Recognition, live: bool) -> Device:
+    """What computes the attentions. On live ranks all of them call this at the same time."""
+    exchange = found.sites[0].q.exchange
+    value = value_of(exchange.start)
+    key = (value.device.type, value.dtype)
+    known = _measured.get()
+    if key not in known:
+        if not (live and ranks_are_real()):
+            return _GUESSES["cpu" if value.device.type == "cpu" else "accelerator"]
+        with outside_the_compiler(), torch.no_grad():
+            group = find_group(exchange.group)
+            known[key] = _agreed(measure_device(value.device, value.dtype), exchange.ranks, group)
+    return known[key]
+
+
+def _agreed(device: Device, ranks: tuple[int, ...], group: Any) -> Device:
+    values = [device]
+    dist.broadcast_object_list(values, src=ranks[0], group=group)
+    return values[0]
+
+
+def measure_device(device: torch.device, dtype: torch.dtype) -> Device:
+    """Rates that are reached, with all of a rank's threads."""
+    matmul = _rate(device, lambda size: _matmul(device, dtype, size))
+    attention = _rate(device, lambda size: _attention(device, dtype, size))
+    memory = _rate(device, lambda size: _copy(device, dtype, size))
+    small = torch.ones(16, device=device, dtype=dtype)
+    return Device(
+        name=f"{device.type}, measured",
+        matmul_flops_per_s=matmul,
+        memory_bytes_per_s=memory,
+        matmul_efficiency=1.0,
+        attention_efficiency=attention / matmul,
+        memory_efficiency=1.0,
+        launch_s=_seconds(device, lambda: small + small),
+    )
+
+
+_Work = tuple[float, Callable[[], object]]
+
+
+def _matmul(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
+    rows, columns = 64 * size, 512
+    left = torch.ones(rows, columns, device=device, dtype=dtype)
+    right = torch.ones(columns, columns, device=device, dtype=dtype)
+    return 2.0 * rows * columns * columns, lambda: left @ right
+
+
+def _attention(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
+    heads, tokens, head_size = size, 512, 64
+    query = torch.ones(1, heads, tokens, head_size, device=device, dtype=dtype)
+    flops = 4.0 * heads * tokens * tokens * head_size
+    return flops, lambda: scaled_dot_product_attention(query, query, query)
+
+
+def _copy(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
+    source = torch.ones(size << 16, device=device, dtype=dtype)
+    return 2.0 * source.numel() * source.element_size(), source.clone
+
+
+def _rate(device: torch.device, make: Callable[[int], _Work]) -> float:
+    """Work per second, of a piece that takes long enough to be timed."""
+    for doubling in range(_MAX_DOUBLINGS):
+        amount, call = make(1 << doubling)
+        seconds = _seconds(device, call, readings=1)
+        if seconds >= _LONG_ENOUGH_S:
+            break
+    return amount / _seconds(device, call)
+
+
+def _seconds(device: torch.device, call: Callable[[], object], readings: int = _READINGS) -> float:
+    call()
+    taken = []
+    for _ in range(readings):
+        _synchronize(device)
+        begin = time.perf_counter()
+        call()
+        _synchronize(device)
+        taken.append(time.perf_counter() - begin)
+    return max(statistics.quantiles(taken, n=4)[0] if readings > 1 else taken[0], 1e-9)
+
+
+def _synchronize(device: torch.device) -> None:
+    torch.get_device_module(device).synchronize()

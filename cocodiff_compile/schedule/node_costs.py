@@ -1,0 +1,105 @@
+"""How much one node of a graph computes and moves; symbolic sizes count as first compiled."""
+
+from __future__ import annotations
+
+import math
+
+from torch.fx import Node
+
+from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.graph.aten import (
+    FUSED_ATTENTION,
+    MATMUL,
+    aten,
+    bound,
+    is_alias,
+    is_tensor,
+    matmul_operands,
+    parse_fused_attention,
+    shape_of,
+    value_of,
+)
+from cocodiff_compile.schedule.device import Device
+
+
+def hinted_shape(node: Node) -> tuple[int, ...]:
+    return tuple(optimization_hint(size) for size in shape_of(node))
+
+
+def hinted_bytes(node: Node) -> int:
+    """Of the tensor a node stands for; 0 for what is none."""
+    if not is_tensor(node):
+        return 0
+    return math.prod(hinted_shape(node)) * value_of(node).element_size()
+
+
+def is_heavy(node: Node) -> bool:
+    """Whether a node computes enough to have a place of its own in a schedule."""
+    return node.op == "call_function" and (node.target in MATMUL or node.target in FUSED_ATTENTION)
+
+
+def heavy_seconds(node: Node, device: Device) -> float:
+    """Of a matmul, a convolution or an attention: its arithmetic, or its memory if that is more."""
+    if node.target in FUSED_ATTENTION:
+        arithmetic_s = device.attention_seconds(_attention_flops(node))
+    else:
+        arithmetic_s = device.matmul_seconds(_matmul_flops(node))
+    moved = sum(map(hinted_bytes, (*node.all_input_nodes, node)))
+    return max(arithmetic_s, device.memory_seconds(moved), device.launch_s)
+
+
+def _attention_flops(node: Node) -> float:
+    attention = parse_fused_attention(node)
+    query, key, value = map(hinted_shape, (attention.query, attention.key, attention.value))
+    return 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _matmul_flops(node: Node) -> float:
+    if node.target is aten.convolution.default:
+        weight = hinted_shape(bound(node)["weight"])
+        return 2.0 * math.prod(hinted_shape(node)) * math.prod(weight[1:])
+    left, _ = matmul_operands(node)
+    return 2.0 * math.prod(hinted_shape(left)) * hinted_shape(node)[-1]
+
+
+def light_seconds(node: Node, device: Device) -> float:
+    """Of a node that Inductor fuses with its neighbours: what comes from memory and goes there."""
+    if is_alias(node) or not is_tensor(node):
+        return 0.0
+    read = sum(_read_bytes(source) for source in node.all_input_nodes)
+    written = hinted_bytes(node) if _is_kept(node) else 0
+    return device.memory_seconds(read + written)
+
+
+def _read_bytes(view: Node) -> int:
+    """What is looked at of a tensor that goes through memory, and never more than it holds."""
+    base = _base(view)
+    return min(hinted_bytes(view), hinted_bytes(base)) if _is_kept(base) else 0
+
+
+def _base(node: Node) -> Node:
+    """The node whose elements a chain of views shows."""
+    while is_alias(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether a value goes through memory: it comes from outside, or something heavy or a
+    collective reads or makes it.
+    """
+    return not _is_light(node) or any(not _is_light(user) for user in _readers(node))
+
+
+def _is_light(node: Node) -> bool:
+    if node.op != "call_function" or is_heavy(node):
+        return False
+    return getattr(node.target, "namespace", "") != "_c10d_functional"
+
+
+def _readers(node: Node) -> list[Node]:
+    """Those of a value, and of the views of it."""
+    readers: list[Node] = []
+    for user in node.users:
+        readers += _readers(user) if is_alias(user) else [user]
+    return readers

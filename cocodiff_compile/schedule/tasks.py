@@ -1,0 +1,78 @@
+"""A rank's program as tasks: what computes, what starts an exchange, what waits for one.
+
+Pure data, in the order the program was captured in, so that schedules can be made and judged
+without a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = 'Literal["compute", "start", "wait"]'
+
+NO_SITE = -1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step.
+
+    compute  takes `seconds`
+    start    sends: `busy_s` on each of `links`, and what it sends is there after `exchange_s` if it
+             has them for itself
+    wait     lasts until what the start `needs[0]` sent is there
+
+    Before that come the light kernels that feed it, `light_s`, and those of the tasks it `borrows`
+    from, if none that needs them ran before.
+    """
+
+    name: str
+    kind: Kind
+    needs: tuple[int, ...]
+    """Places of earlier tasks that must be done, the nearest ones."""
+    seconds: float = 0.0
+    light_s: float = 0.0
+    borrows: tuple[int, ...] = ()
+    exchange_s: float = 0.0
+    busy_s: float = 0.0
+    links: tuple[str, ...] = ()
+    size_bytes: int = 0
+    group: str = ""
+    site: int = NO_SITE
+    """The attention whose exchanges and computation this belongs to."""
+
+
+Tasks: TypeAlias = "Sequence[Task]"
+Order: TypeAlias = "Sequence[int]"
+
+
+def captured_order(tasks: Tasks) -> Order:
+    return range(len(tasks))
+
+
+def places(bits: int) -> Iterator[int]:
+    """The places of the ones in a number, from the lowest."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def as_bits(numbers: Iterable[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
+
+
+def closures(tasks: Tasks) -> list[int]:
+    """For each task all that must be done before it, as bits."""
+    found: list[int] = []
+    for task in tasks:
+        bits = 0
+        for place in task.needs:
+            bits |= found[place] | 1 << place
+        found.append(bits)
+    return found
