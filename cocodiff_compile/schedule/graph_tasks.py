@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.graph.aten import FUSED_ATTENTION, WAIT, bound, is_collective, size_bytes
+from cocodiff_compile.graph.aten import (
+    FUSED_ATTENTION,
+    WAIT,
+    bound,
+    is_alias,
+    is_collective,
+    size_bytes,
+)
 from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.node_costs import heavy_seconds, is_heavy, light_seconds
@@ -159,6 +166,8 @@ def _cones(graph: Graph, anchors: Iterable[Node]) -> list[_Cone]:
                     owner[source] = place
                     nodes.append(source)
                     stack.append(source)
+                elif is_alias(source):
+                    stack.append(source)  # costs nothing itself, what is behind it may
                 elif owner[source] != place:
                     borrows[owner[source]] = None
         cones.append(_Cone(sorted(nodes, key=position.__getitem__), tuple(borrows)))
