@@ -39,6 +39,7 @@ from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.passes.chunk_heads import ChunkHeads, count_chunks
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
+from cocodiff_compile.passes.split_projections import SplitProjections
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
@@ -120,9 +121,12 @@ def _compile_inner(
     dumps = _Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with _agreement(gm.graph, report.recognition, config, live) as rounds:
-        report = Pipeline(_rewriting(gm.graph, report, config, live), dumps.observers).run(
-            gm, report
-        )
+        costs = _costs(report.recognition, config, live)
+        if costs is not None:
+            for passes in (_unfusing, _rewriting):
+                report = Pipeline(passes(gm.graph, report, config, costs), dumps.observers).run(
+                    gm, report
+                )
         _publish(gm.graph, report, config, dumps, live)
         if rounds is not None:
             rounds.compare("planned", planned_facts(gm.graph, report.recognition))
@@ -146,28 +150,39 @@ def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]
     return tuple(item for item in passes if item.name not in config.disable)
 
 
-def _rewriting(
-    graph: Graph, report: PipelineReport, config: CompileConfig, live: bool
-) -> tuple[GraphPass, ...]:
-    """The passes that change the graph, with the machine and the costs they decide by, which are
-    looked for only if something is to be decided.
-    """
-    found = report.recognition
+def _costs(found: Recognition, config: CompileConfig, live: bool) -> Costs | None:
+    """The machine and what things cost on it, looked for only if something is to be decided."""
     tapa = "off" if "split-tapa-phases" in config.disable else config.tapa
-    v_first = config.v_first and "schedule-v-first" not in config.disable
-    chunks = 1 if "chunk-heads" in config.disable else config.head_chunks
-    if not found.sites or (tapa == "off" and not v_first and chunks in (1, "auto")):
-        return ()
+    chunked = "chunk-heads" not in config.disable and config.head_chunks not in (1, "auto")
+    if not found.sites or not (tapa != "off" or chunked or _is_ordering(config)):
+        return None
     machines = find_machines(found, config.topology, live)
-    costs = Costs(find_device(found, live), machines, tapa)
+    return Costs(find_device(found, live), machines, tapa)
+
+
+def _is_ordering(config: CompileConfig) -> bool:
+    return config.v_first and "schedule-v-first" not in config.disable
+
+
+def _unfusing(
+    _graph: Graph, _report: PipelineReport, config: CompileConfig, costs: Costs
+) -> tuple[GraphPass, ...]:
+    return _enabled(config, SplitProjections(costs)) if _is_ordering(config) else ()
+
+
+def _rewriting(
+    graph: Graph, report: PipelineReport, config: CompileConfig, costs: Costs
+) -> tuple[GraphPass, ...]:
+    """The passes behind which the graph is as it will be compiled."""
     passes: list[GraphPass] = []
-    if chunks != 1 and (v_first or chunks != "auto"):
-        passes.append(ChunkHeads(count_chunks(graph, found, costs, chunks)))
-    if tapa != "off":
-        passes.append(SplitTapaPhases(machines, tapa))
-    if v_first:
+    if config.head_chunks != 1 and (_is_ordering(config) or config.head_chunks != "auto"):
+        counts = count_chunks(graph, report.recognition, costs, config.head_chunks)
+        passes.append(ChunkHeads(counts))
+    if costs.tapa != "off":
+        passes.append(SplitTapaPhases(costs.machines, costs.tapa))
+    if _is_ordering(config):
         passes.append(ScheduleVFirst(costs))
-    return tuple(passes)
+    return _enabled(config, *passes)
 
 
 def _agreement(

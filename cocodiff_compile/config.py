@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 PASS_NAMES = (
     "recognize-ulysses",
+    "split-projections",
     "select-v-major",
     "chunk-heads",
     "split-tapa-phases",
@@ -31,6 +32,7 @@ PASS_NAMES = (
 )
 AVAILABLE_PASSES = (
     "recognize-ulysses",
+    "split-projections",
     "chunk-heads",
     "split-tapa-phases",
     "schedule-v-first",
