@@ -12,7 +12,12 @@ from cocodiff_compile.graph.aten import ALL_GATHER, bound
 from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.schedule.node_costs import hinted_bytes
 from cocodiff_compile.topology.axes import Topology
-from cocodiff_compile.topology.exchange_cost import busy_seconds, exchange_seconds, traffic
+from cocodiff_compile.topology.exchange_cost import (
+    alone_seconds,
+    busy_seconds,
+    copy_seconds,
+    traffic,
+)
 from cocodiff_compile.topology.groups import Machine
 from cocodiff_compile.topology.phase_plan import Phases, plan_phases
 
@@ -57,12 +62,14 @@ class Costs:
 
 
 def _cost(name: str, topology: Topology, phases: Phases, size_bytes: int) -> ExchangeCost:
+    copies_s = (len(phases) - 1) * copy_seconds(topology, size_bytes)
+    alone_s = copies_s + sum(alone_seconds(topology, phase, size_bytes) for phase in phases)
     busy_s = sum(busy_seconds(topology, phase, size_bytes) for phase in phases)
     links = {
         flow.link.name: None for phase in phases for flow in traffic(topology, phase, size_bytes)
     }
     return ExchangeCost(
-        max(busy_s, exchange_seconds(topology, phases, size_bytes)),
+        max(busy_s, alone_s),
         busy_s,
         tuple(f"{name} {link}" for link in links),
     )

@@ -73,9 +73,9 @@ class Topology:
         raise UserError(f"topology {self.name!r} has no axis {name!r}; it has: {names}")
 
     def measured_along(
-        self, names: Iterable[str], size_bytes: float, in_flight: int = 1
+        self, names: Iterable[str], size_bytes: float, in_flight: int = 1, any_size: bool = False
     ) -> MeasuredPhase | None:
-        """What was measured along exactly these axes, if it covers the size."""
+        """What was measured along exactly these axes, if it covers the size or any will do."""
         wanted = set(names)
         return next(
             (
@@ -83,7 +83,7 @@ class Topology:
                 for phase in self.measured
                 if set(phase.axes) == wanted
                 and phase.in_flight == in_flight
-                and phase.covers(size_bytes)
+                and (any_size or phase.covers(size_bytes))
             ),
             None,
         )

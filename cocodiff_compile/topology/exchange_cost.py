@@ -57,11 +57,18 @@ def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -
     return waiting + max(moving, default=0.0)
 
 
-def busy_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
-    """How long a phase keeps its links from others, which may be shorter than it takes alone."""
-    if measured := topology.measured_along(phase, size_bytes, IN_FLIGHT):
+def alone_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
+    """As `phase_seconds`, but any measurement is better than none: for sizes far beyond it too."""
+    if measured := topology.measured_along(phase, size_bytes, any_size=True):
         return measured.seconds(size_bytes)
     return phase_seconds(topology, phase, size_bytes)
+
+
+def busy_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
+    """How long a phase keeps its links from others, which may be shorter than it takes alone."""
+    if measured := topology.measured_along(phase, size_bytes, IN_FLIGHT, any_size=True):
+        return measured.seconds(size_bytes)
+    return alone_seconds(topology, phase, size_bytes)
 
 
 def exchange_seconds(
