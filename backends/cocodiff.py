@@ -46,8 +46,10 @@ from cocodiff_compile.report.describe import describe_report, format_graph
 from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.schedule.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.schedule.live_device import find_device
+from cocodiff_compile.schedule.no_overlap import why_no_overlap
 from cocodiff_compile.schedule.pin_order import pinned
 from cocodiff_compile.topology.find_machines import find_machines
 
@@ -78,13 +80,17 @@ def compile_graph(
     generate: InnerCompile,
     mode: str | None = None,
     live: bool = True,
+    device: Device | None = None,
 ) -> Any:
     """Captures `gm` down to ATen, runs the pipeline, and lets `generate` make it callable.
 
     `live`: all ranks compile this graph now, to run it. They agree on it and make the process
     groups it needs, and what was declined or not found is logged. Else this rank only looks.
+    `device`: what ranks compute with, if it is not to be found out.
     """
-    inner = functools.partial(_compile_inner, config=config, generate=generate, live=live)
+    inner = functools.partial(
+        _compile_inner, config=config, generate=generate, live=live, device=device
+    )
     with without_autograd_cache():
         return compile_fx(
             gm, example_inputs, inner_compile=inner, config_patches=_mode_patches(mode)
@@ -108,6 +114,7 @@ def _compile_inner(
     config: CompileConfig,
     generate: InnerCompile,
     live: bool,
+    device: Device | None,
     **inductor_options: Any,
 ) -> Any:
     if not inductor_options.get("is_inference", False):
@@ -121,7 +128,7 @@ def _compile_inner(
     dumps = _Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with _agreement(gm.graph, report.recognition, config, live) as rounds:
-        costs = _costs(report.recognition, config, live)
+        costs = _costs(report.recognition, config, live, device)
         if costs is not None:
             for passes in (_unfusing, _rewriting):
                 report = Pipeline(passes(gm.graph, report, config, costs), dumps.observers).run(
@@ -150,18 +157,25 @@ def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]
     return tuple(item for item in passes if item.name not in config.disable)
 
 
-def _costs(found: Recognition, config: CompileConfig, live: bool) -> Costs | None:
+def _costs(
+    found: Recognition, config: CompileConfig, live: bool, device: Device | None
+) -> Costs | None:
     """The machine and what things cost on it, looked for only if something is to be decided."""
     tapa = "off" if "split-tapa-phases" in config.disable else config.tapa
     chunked = "chunk-heads" not in config.disable and config.head_chunks not in (1, "auto")
     if not found.sites or not (tapa != "off" or chunked or _is_ordering(config)):
         return None
     machines = find_machines(found, config.topology, live)
-    return Costs(find_device(found, live), machines, tapa)
+    return Costs(device or find_device(found, live), machines, tapa)
 
 
 def _is_ordering(config: CompileConfig) -> bool:
-    return config.v_first and "schedule-v-first" not in config.disable
+    """Whether exchanges are to hide behind computation, and can."""
+    if not config.v_first or "schedule-v-first" in config.disable:
+        return False
+    if reason := why_no_overlap():
+        say_once(log, logging.WARNING, reason)
+    return not reason
 
 
 def _unfusing(

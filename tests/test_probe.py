@@ -15,6 +15,7 @@ from cocodiff_compile.topology.axes import Axis, Topology
 from cocodiff_compile.topology.detect import LOOPBACK
 from cocodiff_compile.topology.groups import axis_sets, make_groups
 from cocodiff_compile.topology.live import live_topology
+from cocodiff_compile.topology.measured_phase import IN_FLIGHT
 from cocodiff_compile.topology.probe import _curves, _is_lost, _turns, probe
 
 CPU = torch.device("cpu")
@@ -96,8 +97,10 @@ pytestmark = pytest.mark.gloo
 def test_emulated_nodes_are_found_and_every_phase_is_measured(ranks: list[dict[str, Any]]) -> None:
     first = ranks[0]["first"]
     assert [(axis.name, axis.size) for axis in first.topology.axes] == [("local", 2), ("node", 2)]
-    measured = [phase.axes for phase in first.topology.measured]
-    assert measured == [(), ("local",), ("node",), ("local", "node")]
+    measured = [(phase.axes, phase.in_flight) for phase in first.topology.measured]
+    axes = [("local",), ("node",), ("local", "node")]
+    alone, together = [(names, 1) for names in ((), *axes)], [(names, IN_FLIGHT) for names in axes]
+    assert measured == alone + together
     assert first.notes[-1].startswith("measured now, kept in")
     assert not any(found[what].probe_failed for found in ranks for what in ("first", "again"))
 

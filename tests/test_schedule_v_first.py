@@ -223,6 +223,23 @@ def test_off_is_off(tmp_path: Path) -> None:
         assert not any(record.result.changed for record in graph.report.passes), names
 
 
+def test_a_setting_that_forbids_overlap_is_said_once_and_leaves_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CCL_OP_SYNC", "1")
+    topology = slow_links(tmp_path / "slow.json")
+    with caplog.at_level(logging.WARNING, "cocodiff_compile"), fake_ranks(2):
+        for _ in range(2):
+            torch._dynamo.reset()
+            explanation = explain(
+                Block().eval(), torch.ones(1, 8, WIDTH), options={"topology": topology}
+            )
+    said = [message for message in caplog.messages if "CCL_OP_SYNC=1" in message]
+    assert len(said) == 1
+    (graph,) = explanation.graphs
+    assert not any(record.result.changed for record in graph.report.passes)
+
+
 def test_more_chunks_than_a_rank_has_heads_are_declined(tmp_path: Path) -> None:
     torch._dynamo.reset()
     with fake_ranks(2):

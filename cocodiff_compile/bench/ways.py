@@ -7,6 +7,7 @@ second crew of ranks beside the first.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -71,6 +72,9 @@ def stock_ulysses(workload: Workload) -> nn.Module:
     model = workload.build()
     if not has_stock_ulysses(type(model)):
         return parallelize(model)
+    # diffusers 0.42 calls this where a plan splits arguments it has to look for, as Wan's does.
+    if not hasattr(logging.Logger, "warning_once"):
+        setattr(logging.Logger, "warning_once", logging.Logger.warning)  # noqa: B010
     degree = torch.distributed.get_world_size()
     with at_least_one_device():
         model.enable_parallelism(  # type: ignore[operator]

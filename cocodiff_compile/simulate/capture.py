@@ -95,9 +95,9 @@ def _eager_program(calls: list[Call], device: Device, topology: Topology) -> Pro
     return builder.program()
 
 
-def capture_step(case: Case, ways: Mapping[str, Mapping[str, Any]]) -> CapturedStep:
-    """Captures `case` once; `ways` are options of the backend, by name. Needs no cluster, no
-    accelerator and no weights, and leaves no process group behind.
+def capture_step(case: Case, ways: Mapping[str, Mapping[str, Any]], device: Device) -> CapturedStep:
+    """Captures `case` once; `ways` are options of the backend, by name, which decides as it would
+    on `device`. Needs no cluster, no accelerator and no weights; leaves no process group behind.
     """
     if torch.distributed.is_initialized():
         raise UserError("a process group is initialised; simulate needs a process of its own")
@@ -109,7 +109,7 @@ def capture_step(case: Case, ways: Mapping[str, Mapping[str, Any]]) -> CapturedS
             model = shape.build(case.max_layers)
             inputs = shape.inputs(case.resolution, degree)
         parallelize_padded(model, shape.heads, degree)  # not under the mode: meshes are real
-        _compile_blocks(model, configs, recorder)
+        _compile_blocks(model, _backend(configs, device, recorder), recorder)
         with mode, recorder:
             model(**inputs)
     return recorder.step
@@ -173,18 +173,17 @@ class _Region(nn.Module):
             return self.compiled(*args, **kwargs)
 
 
-def _compile_blocks(
-    model: nn.Module, configs: Mapping[str, CompileConfig], recorder: _Recorder
-) -> None:
+def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Recorder) -> None:
     torch.compiler.reset()  # graphs of another case count towards Dynamo's limit
-    backend = _backend(configs, recorder)
     for blocks in model.children():
         if isinstance(blocks, nn.ModuleList):
             for number, block in enumerate(blocks):
                 blocks[number] = _Region(block, backend, recorder)
 
 
-def _backend(configs: Mapping[str, CompileConfig], recorder: _Recorder) -> Callable[..., Any]:
+def _backend(
+    configs: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
+) -> Callable[..., Any]:
     def compile_all(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         graphs: dict[str, Graph] = {}
         for name, config in configs.items():
@@ -193,7 +192,9 @@ def _backend(configs: Mapping[str, CompileConfig], recorder: _Recorder) -> Calla
                 graphs[way] = final.graph
                 return _stand_in(final.graph)
 
-            call = compile_graph(copy.deepcopy(gm), example_inputs, config, keep, live=False)
+            call = compile_graph(
+                copy.deepcopy(gm), example_inputs, config, keep, live=False, device=device
+            )
         compiled = _Compiled(graphs)
 
         def run(*args: Any) -> Any:

@@ -136,7 +136,7 @@ def _capture(
 ) -> tuple[dict[str, Program], CapturedStep]:
     with tempfile.TemporaryDirectory() as folder:
         ways = ways_for(topology, settings.topology, Path(folder), settings.all_plans)
-        step = capture_step(case, ways)
+        step = capture_step(case, ways, device)
     return {way: step.program(way, device, topology) for way in ways}, step
 
 

@@ -220,7 +220,7 @@ def _measured(topology: Topology) -> str:
     times = ", ".join(
         f"{shown[phase.axes]} {phase.seconds(size) * 1e3:.3g} ms"
         for phase in topology.measured
-        if phase.axes in shown
+        if phase.axes in shown and phase.in_flight == 1
     )
     return f"measured at {size / 1e6:g} MB per rank: {times}"
 

@@ -9,7 +9,7 @@ from cocodiff_compile.report.describe import format_table
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.exchange_cost import messages_per_exchange
 from cocodiff_compile.topology.files import load_topology
-from cocodiff_compile.topology.measured_phase import REACH
+from cocodiff_compile.topology.measured_phase import REACH, MeasuredPhase
 from cocodiff_compile.topology.phase_plan import plan_phases
 from cocodiff_compile.topology.presets import PRESETS
 
@@ -62,11 +62,16 @@ def _axes_table(topology: Topology) -> str:
 def _measured_table(topology: Topology) -> str:
     sizes = [size for size, _ in topology.measured[0].points]
     rows = [
-        ("+".join(phase.axes) or "copies", *(f"{phase.seconds(s) * 1e3:.3g}" for s in sizes))
+        (_measured_name(phase), *(f"{phase.seconds(s) * 1e3:.3g}" for s in sizes))
         for phase in topology.measured
     ]
     headers = ("phase along", *(f"ms at {size / 1e6:g} MB" for size in sizes))
     return format_table(headers, rows)
+
+
+def _measured_name(phase: MeasuredPhase) -> str:
+    name = "+".join(phase.axes) or "copies"
+    return name if phase.in_flight == 1 else f"{name}, each of {phase.in_flight} at once"
 
 
 def _plans_table(topology: Topology) -> str:
