@@ -47,7 +47,6 @@ from cocodiff_compile.graph.records import (
     Attention,
     Declined,
     Exchange,
-    Leg,
     Recognition,
     UlyssesSite,
 )
@@ -349,7 +348,7 @@ class _Rewrite:
     def _chunked_site(self, joined: Node) -> UlyssesSite:
         site = self.plan.site
         chunked = {item.start: self._chunked(item, joined) for item in site.exchanges}
-        q, k, v, o = (_with_exchange(leg, chunked[leg.exchange.start]) for leg in site.legs)
+        q, k, v, o = (replace(leg, exchange=chunked[leg.exchange.start]) for leg in site.legs)
         attention = site.attention
         nodes = tuple(copies[node] for copies in self.copies for node in attention.nodes)
         output = self.copies[-1][attention.output]
@@ -405,10 +404,6 @@ _SIZED = frozenset(
     }
 )
 """Whose second argument is a shape."""
-
-
-def _with_exchange(leg: Leg, exchange: Exchange) -> Leg:
-    return replace(leg, exchange=exchange)
 
 
 def _two_sizes(size: Any, cut: HeadCut, count: int) -> tuple[int, int]:

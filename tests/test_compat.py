@@ -15,8 +15,9 @@ from torch._inductor import config as inductor_config
 
 from cocodiff_compile import compat
 from cocodiff_compile.errors import InvariantError, UserError
-from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT
+from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
 from tests.captured import fake_ranks
+from tests.traced import traced
 
 
 def test_compile_fx_takes_an_inner_compile_and_patches() -> None:
@@ -66,6 +67,38 @@ def test_dynamo_says_what_it_cannot_capture() -> None:
 
     with pytest.raises(compat.Unsupported):
         torch.compile(breaks, backend="eager", fullgraph=True)(torch.ones(1))
+
+
+def test_nodes_can_be_told_to_follow_others() -> None:
+    def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ x, x @ x.t()
+
+    graph = traced(two, torch.ones(3, 3))
+    module = torch.fx.GraphModule({}, graph)
+    first, second = (node for node in module.graph.nodes if node.target is aten.mm.default)
+    assert compat.order_nodes(module.graph, {first: second.all_input_nodes[0]})
+    targets = [str(node.target) for node in module.graph.nodes]
+    assert "control_deps" in targets
+
+
+def test_inductor_takes_a_last_pass_with_a_key_of_its_own() -> None:
+    class Nothing(compat.CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None: ...
+
+        def uuid(self) -> bytes:
+            key: bytes = compat.get_hash_for_files((__file__,))
+            return key
+
+    settings = {
+        "post_grad_custom_post_pass": Nothing(),
+        "reorder_for_locality": False,
+        "reorder_for_peak_memory": False,
+    }
+    before = inductor_config.reorder_for_peak_memory
+    with compat.inductor_settings(settings):
+        assert not inductor_config.reorder_for_peak_memory
+        assert isinstance(inductor_config.post_grad_custom_post_pass, Nothing)
+    assert inductor_config.reorder_for_peak_memory == before
 
 
 def test_kernels_can_be_named_for_profilers() -> None:

@@ -25,11 +25,14 @@ from cocodiff_compile.graph.aten import MATMUL
 from cocodiff_compile.graph.records import Leg, UlyssesSite
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.passes import schedule_v_first
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.schedule import pin_order
 from cocodiff_compile.schedule.generated_order import code_kinds, graph_kinds, keeps_order
+from cocodiff_compile.schedule.peak_memory import peak_bytes
 from tests.captured import fake_ranks
 from tests.hand_written import HEADS, WIDTH, Block
+from tests.traced import traced
 
 MODELS = ("flux", "sd3", "qwen-image", "wan", "flux2")
 
@@ -204,6 +207,32 @@ def test_fast_links_leave_the_graph_as_it_was_captured(tmp_path: Path) -> None:
     (graph,) = explanation.graphs
     assert not graph.report.is_ordered
     assert not any(record.result.changed for record in graph.report.passes)
+
+
+def test_an_order_that_takes_too_much_memory_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"topology": slow_links(tmp_path / "slow.json"), "head_chunks": 1}
+    monkeypatch.setattr(schedule_v_first, "MAX_MEMORY", 0.1)
+    torch._dynamo.reset()
+    with fake_ranks(2):
+        explanation = explain(Block().eval(), torch.ones(1, 64, WIDTH), options=options)
+    (graph,) = explanation.graphs
+    record = graph.report.passes[-1]
+    assert record.name == "schedule-v-first"
+    assert "times the memory: left as captured" in record.result.notes[0]
+    assert not record.result.changed
+
+
+def test_memory_is_that_of_the_values_alive_at_once() -> None:
+    def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = x @ y  # 16 x 16 numbers of 4 bytes
+        second = first.t() @ y
+        return (second @ y).view(-1) + 1
+
+    graph = traced(chain, torch.ones(16, 16), torch.ones(16, 16))
+    one = 16 * 16 * 4
+    assert peak_bytes(list(graph.nodes)) == 2 * one + 2 * one  # values, inputs
 
 
 def test_off_is_off(tmp_path: Path) -> None:

@@ -67,14 +67,14 @@ def light_seconds(node: Node, device: Device) -> float:
     if is_alias(node) or not is_tensor(node):
         return 0.0
     read = sum(_read_bytes(source) for source in node.all_input_nodes)
-    written = hinted_bytes(node) if _is_kept(node) else 0
+    written = hinted_bytes(node) if is_kept(node) else 0
     return device.memory_seconds(read + written)
 
 
 def _read_bytes(view: Node) -> int:
     """What is looked at of a tensor that goes through memory, and never more than it holds."""
     base = _base(view)
-    return min(hinted_bytes(view), hinted_bytes(base)) if _is_kept(base) else 0
+    return min(hinted_bytes(view), hinted_bytes(base)) if is_kept(base) else 0
 
 
 def _base(node: Node) -> Node:
@@ -84,7 +84,7 @@ def _base(node: Node) -> Node:
     return node
 
 
-def _is_kept(node: Node) -> bool:
+def is_kept(node: Node) -> bool:
     """Whether a value goes through memory: it comes from outside, or something heavy or a
     collective reads or makes it.
     """

@@ -19,8 +19,10 @@ from cocodiff_compile.compat import (
     inductor_settings,
     order_nodes,
 )
+from cocodiff_compile.graph import aten
 from cocodiff_compile.graph.aten import WAIT
 from cocodiff_compile.say_once import say_once
+from cocodiff_compile.schedule import graph_tasks, node_costs
 from cocodiff_compile.schedule.graph_tasks import is_anchor
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,8 @@ class PinOrder(CustomGraphPass):
             )
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__,))
+        used = (aten, graph_tasks, node_costs)
+        return get_hash_for_files((__file__, *(str(module.__file__) for module in used)))
 
 
 def _following(graph: Graph) -> Iterator[tuple[Node, Node]]:
