@@ -148,8 +148,17 @@ def _all_passes(gm: GraphModule, on: Machine, count: int) -> tuple[GraphModule, 
     return both, phased
 
 
-@pytest.mark.parametrize("grid", ["2x3", "2x6"])
-@pytest.mark.parametrize("name", ["flux", "sd3", "qwen-image", "wan", "flux2"])
+MODELS = ("flux", "sd3", "qwen-image", "wan", "flux2")
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        *((name, "2x3") for name in MODELS),
+        *((name, "2x6") for name in MODELS[:2]),
+        *(pytest.param(name, "2x6", marks=pytest.mark.slow) for name in MODELS[2:]),
+    ],
+)
 def test_a_whole_model_with_all_passes_is_captured_bit_for_bit(name: str, grid: str) -> None:
     on, num_ranks = machine(*GRIDS[grid]), math.prod(GRIDS[grid])
     small = SMALL_MODELS[name]

@@ -57,7 +57,8 @@ def planned_facts(graph: Graph, found: Recognition) -> dict[str, Facts]:
     for item in (item for site in found.sites for item in site.exchanges):
         piece = item.pieces[0]
         plan = format_phases([phase.axes for phase in piece.phases])
-        lines.setdefault(item.group, []).append(f"{len(item.pieces)} x the phases {plan}")
+        chunks = f", in {len(item.chunks)} chunks" if item.chunks else ""
+        lines.setdefault(item.group, []).append(f"the phases {plan}{chunks}")
         starts = (phase.start for piece in item.pieces for phase in piece.phases)
         group_of.update(dict.fromkeys((*starts, *(p.start for p in item.pieces)), item.group))
     facts = {group: _numbered("exchange", plans) for group, plans in lines.items()}
