@@ -45,12 +45,14 @@ def test_every_file_of_a_dump_is_there_and_runs(tmp_path: Path) -> None:
         "00_captured.py",
         "01_recognize-ulysses.diff",
         "01_recognize-ulysses.py",
-        "02_chunk-heads.diff",
-        "02_chunk-heads.py",
-        "03_split-tapa-phases.diff",
-        "03_split-tapa-phases.py",
-        "04_schedule-v-first.diff",
-        "04_schedule-v-first.py",
+        "02_split-projections.diff",
+        "02_split-projections.py",
+        "03_chunk-heads.diff",
+        "03_chunk-heads.py",
+        "04_split-tapa-phases.diff",
+        "04_split-tapa-phases.py",
+        "05_schedule-v-first.diff",
+        "05_schedule-v-first.py",
         "explanation.json",
         "explanation.txt",
         "op_counts.txt",
@@ -59,7 +61,7 @@ def test_every_file_of_a_dump_is_there_and_runs(tmp_path: Path) -> None:
     assert "_c10d_functional.all_to_all_single.default 4" in (folder / "op_counts.txt").read_text()
     assert len(json.loads((folder / "explanation.json").read_text())["sites"]) == 1
     assert f"(1, 4, {WIDTH})" in _run(folder / "00_captured.py")
-    assert f"(1, 4, {WIDTH})" in _run(folder / "04_schedule-v-first.py")
+    assert f"(1, 4, {WIDTH})" in _run(folder / "05_schedule-v-first.py")
 
 
 @pytest.mark.parametrize("name", ["flux", "z-image"])
