@@ -21,18 +21,19 @@ from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.one_exchange import exchange_graph, origins, split_only_exchange
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.passes import schedule_v_first
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.groups import make_machine
 from cocodiff_compile.topology.phase_plan import all_phases
 
 pytestmark = pytest.mark.gloo
 
-QUICK = ((4, "flux"), (4, "sd3"))
 CASES = [
-    *QUICK,
+    (4, "sd3"),
     *(
         pytest.param(num_ranks, name, marks=pytest.mark.slow)
-        for num_ranks, name in ((4, "qwen-image"), (4, "wan"), (8, "flux"), (8, "sd3"))
+        for num_ranks, names in ((4, ("flux", "qwen-image", "wan")), (8, ("flux", "sd3")))
+        for name in names
     ),
 ]
 AXES = {4: (2, 2), 8: (2, 2, 2)}
@@ -50,6 +51,7 @@ def _write_topology(file: Path, sizes: Sequence[int]) -> None:
 
 
 def _compiled(name: str, heads: int, topology: str) -> dict[str, Any]:
+    schedule_v_first.MIN_GAIN = -1.0  # the new order, whatever it gains on a model this small
     small = SMALL_MODELS[name]
     model = small.build(num_layers=1, heads=heads)
     expected_sites = small.num_ulysses_attentions(model)
