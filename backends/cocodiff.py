@@ -36,7 +36,7 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
 from cocodiff_compile.graph.records import Recognition
-from cocodiff_compile.passes.chunk_heads import ChunkHeads, count_chunks
+from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.split_projections import SplitProjections
@@ -128,12 +128,8 @@ def _compile_inner(
     dumps = _Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with _agreement(gm.graph, report.recognition, config, live) as rounds:
-        costs = _costs(report.recognition, config, live, device)
-        if costs is not None:
-            for passes in (_unfusing, _rewriting):
-                report = Pipeline(passes(gm.graph, report, config, costs), dumps.observers).run(
-                    gm, report
-                )
+        passes = _rewriting(report.recognition, config, live, device)
+        report = Pipeline(passes, dumps.observers).run(gm, report)
         _publish(gm.graph, report, config, dumps, live)
         if rounds is not None:
             rounds.compare("planned", planned_facts(gm.graph, report.recognition))
@@ -157,16 +153,26 @@ def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]
     return tuple(item for item in passes if item.name not in config.disable)
 
 
-def _costs(
+def _rewriting(
     found: Recognition, config: CompileConfig, live: bool, device: Device | None
-) -> Costs | None:
-    """The machine and what things cost on it, looked for only if something is to be decided."""
+) -> tuple[GraphPass, ...]:
+    """The passes that change the graph. The machine, and what things cost on it, are looked for
+    only if something is to be decided by them.
+    """
+    if not found.sites:
+        return ()
     tapa = "off" if "split-tapa-phases" in config.disable else config.tapa
-    chunked = "chunk-heads" not in config.disable and config.head_chunks not in (1, "auto")
-    if not found.sites or not (tapa != "off" or chunked or _is_ordering(config)):
-        return None
-    machines = find_machines(found, config.topology, live)
-    return Costs(device or find_device(found, live), machines, tapa)
+    ordering = _is_ordering(config)
+    machines = find_machines(found, config.topology, live) if tapa != "off" or ordering else {}
+    costs = Costs(device or find_device(found, live), machines, tapa) if ordering else None
+    chunks = costs if config.head_chunks == "auto" else config.head_chunks
+    passes: list[GraphPass | None] = [
+        SplitProjections(costs) if costs else None,
+        ChunkHeads(chunks) if chunks not in (None, 1) else None,
+        SplitTapaPhases(machines, tapa) if tapa != "off" else None,
+        ScheduleVFirst(costs) if costs else None,
+    ]
+    return _enabled(config, *filter(None, passes))
 
 
 def _is_ordering(config: CompileConfig) -> bool:
@@ -176,27 +182,6 @@ def _is_ordering(config: CompileConfig) -> bool:
     if reason := why_no_overlap():
         say_once(log, logging.WARNING, reason)
     return not reason
-
-
-def _unfusing(
-    _graph: Graph, _report: PipelineReport, config: CompileConfig, costs: Costs
-) -> tuple[GraphPass, ...]:
-    return _enabled(config, SplitProjections(costs)) if _is_ordering(config) else ()
-
-
-def _rewriting(
-    graph: Graph, report: PipelineReport, config: CompileConfig, costs: Costs
-) -> tuple[GraphPass, ...]:
-    """The passes behind which the graph is as it will be compiled."""
-    passes: list[GraphPass] = []
-    if config.head_chunks != 1 and (_is_ordering(config) or config.head_chunks != "auto"):
-        counts = count_chunks(graph, report.recognition, costs, config.head_chunks)
-        passes.append(ChunkHeads(counts))
-    if costs.tapa != "off":
-        passes.append(SplitTapaPhases(costs.machines, costs.tapa))
-    if _is_ordering(config):
-        passes.append(ScheduleVFirst(costs))
-    return _enabled(config, *passes)
 
 
 def _agreement(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.fx import GraphModule
 
-from cocodiff_compile.bench.all_ranks import largest
+from cocodiff_compile.agreement.all_ranks import largest
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.one_exchange import exchange_graph, split_only_exchange
 from cocodiff_compile.report.describe import format_table

@@ -1,6 +1,7 @@
 """chunk-heads: run an attention and its exchanges per group of local heads.
 
-Needs     recognised sites, and how many chunks each of them is to be cut into.
+Needs     recognised sites; how many chunks they are to be cut into, or what ops and exchanges cost,
+          the same on every rank.
 Rewrites  the exchanges of a site, what stands between them and its attention, and the attention:
           once per chunk. A way in sends the chunk's heads of every rank, taken out of what was
           packed; a way out is unpacked per chunk and joined behind that. Chunks stand one after
@@ -19,7 +20,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -61,47 +62,43 @@ AUTO_COUNTS = (2, 3, 4)
 
 @dataclass(frozen=True)
 class ChunkHeads:
-    """`counts` says into how many chunks each site is cut, by its place in the recognition; those
-    that are not there stay whole.
-    """
+    """Every site in `chunks` chunks; given costs instead, in as many as are estimated to pay."""
 
-    counts: Mapping[int, int]
+    chunks: int | Costs
     name: str = "chunk-heads"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        plans = {
-            place: plan_chunks(found.sites[place], count)
-            for place, count in self.counts.items()
-            if count > 1
-        }
-        sites = list(found.sites)
-        for place, plan in plans.items():
-            if isinstance(plan, ChunkPlan):
-                sites[place] = _Rewrite(graph, plan).run()
-        declined = tuple(plan for plan in plans.values() if isinstance(plan, Declined))
-        made = [plan.count for plan in plans.values() if isinstance(plan, ChunkPlan)]
-        notes = tuple(f"{made.count(n)} attentions in {n} chunks" for n in sorted(set(made)))
-        return PassResult(bool(made), replace(found, sites=tuple(sites)), declined, notes)
+        if isinstance(self.chunks, Costs):
+            return chunk_heads(graph, found, _cheapest(graph, found, self.chunks))
+        counts = dict.fromkeys(range(len(found.sites)), self.chunks)
+        return chunk_heads(graph, found, counts)
 
 
-def count_chunks(
-    graph: Graph, found: Recognition, costs: Costs, wanted: int | Literal["auto"]
-) -> dict[int, int]:
-    """Into how many chunks each site is to be cut: `wanted`, or what is estimated to take least."""
-    if wanted != "auto":
-        return dict.fromkeys(range(len(found.sites)), wanted)
+def chunk_heads(graph: Graph, found: Recognition, counts: Mapping[int, int]) -> PassResult:
+    """Cuts each site, by its place in the recognition, into as many chunks as `counts` says."""
+    plans = {
+        place: plan_chunks(found.sites[place], count)
+        for place, count in counts.items()
+        if count > 1
+    }
+    sites = list(found.sites)
+    for place, plan in plans.items():
+        if isinstance(plan, ChunkPlan):
+            sites[place] = _Rewrite(graph, plan).run()
+    declined = tuple(plan for plan in plans.values() if isinstance(plan, Declined))
+    made = [plan.count for plan in plans.values() if isinstance(plan, ChunkPlan)]
+    notes = tuple(f"{made.count(n)} attentions in {n} chunks" for n in sorted(set(made)))
+    return PassResult(bool(made), replace(found, sites=tuple(sites)), declined, notes)
+
+
+def _cheapest(graph: Graph, found: Recognition, costs: Costs) -> dict[int, int]:
+    """How many chunks are estimated to take least, by site."""
     allowed = {
         place: [n for n in AUTO_COUNTS if isinstance(plan_chunks(site, n), ChunkPlan)]
         for place, site in enumerate(found.sites)
     }
     tasks = graph_tasks(graph, found, costs).tasks
-    choice = choose_chunks(
-        tasks,
-        allowed,
-        costs.planned,
-        costs.device.launch_s,
-    )
-    return choice.counts
+    return choose_chunks(tasks, allowed, costs.planned, costs.device.launch_s).counts
 
 
 @dataclass(frozen=True)

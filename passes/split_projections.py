@@ -34,7 +34,6 @@ from cocodiff_compile.graph.parts import part_of
 from cocodiff_compile.graph.pipeline import PassResult
 from cocodiff_compile.graph.records import Recognition, UlyssesSite
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.schedule.clock import run_in_order
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from cocodiff_compile.schedule.list_schedule import list_schedule
@@ -68,8 +67,7 @@ class SplitProjections:
         return PassResult(True, recognize(graph), notes=(f"{number} fused projections: {note}",))
 
     def _seconds(self, graph: Graph, found: Recognition) -> float:
-        tasks = graph_tasks(graph, found, self.costs).tasks
-        return run_in_order(tasks, list_schedule(tasks)).now_s
+        return list_schedule(graph_tasks(graph, found, self.costs).tasks).clock.now_s
 
 
 def fused_projections(found: Recognition) -> dict[Node, UlyssesSite]:

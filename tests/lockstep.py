@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, WAIT, bound
-from cocodiff_compile.topology.groups import Machine
+from cocodiff_compile.lab.small_models import SMALL_MODELS
+from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.topology.axes import Axis, Link, Topology
+from cocodiff_compile.topology.groups import Machine, sketch_machine
+from tests.captured import INPUT_NAMES, capture_call
 
 Groups = Mapping[str, Callable[[int], Sequence[int]]]
 """Group name -> rank -> the ranks of that rank's group of this name, in order."""
@@ -97,4 +101,63 @@ def _all_gather(
 ) -> list[Tensor]:
     return [
         torch.cat([arguments[peer][0] for peer in members(rank)]) for rank in range(len(arguments))
+    ]
+
+
+# The proof: a rewritten graph gives on every rank what the captured one gives
+
+
+GRIDS = {"2x3": (2, 3), "2x2x2": (2, 2, 2), "2x6": (2, 6), "2x6x2": (2, 6, 2), "2x6x8": (2, 6, 8)}
+
+
+def machine(*sizes: int) -> Machine:
+    link = Link("link", 1e9, 2e9, 1e-6)
+    names = ("tile", "gpu", "node")
+    axes = tuple(Axis(name, size, link) for name, size in zip(names, sizes, strict=False))
+    return sketch_machine(Topology("grid", axes, 1e9))
+
+
+def equal_on_every_rank(
+    ours: Sequence[Sequence[torch.Tensor]], flat: Sequence[Sequence[torch.Tensor]]
+) -> bool:
+    return all(
+        torch.equal(mine, theirs)
+        for rank, results in enumerate(ours)
+        for mine, theirs in zip(results, flat[rank], strict=True)
+    )
+
+
+def captured_model(name: str) -> tuple[GraphModule, list[Any], int]:
+    """A public model with one layer of each kind, the values it is called with, and how many
+    Ulysses attentions it has. Among the ranks of a group.
+    """
+    small = SMALL_MODELS[name]
+    model = small.build(num_layers=1, heads=24, head_size=8)
+    inputs = small.inputs(model)
+    parallelize(model)
+    return *capture_call(model, **inputs), small.num_ulysses_attentions(model)
+
+
+def run_both(
+    ours: GraphModule, captured: GraphModule, values: Sequence[Any], on: Machine
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """What a rewritten graph and the captured one give on ranks that hold other data each."""
+    inputs = per_rank(values, captured.meta[INPUT_NAMES], on.topology.num_ranks)
+    groups = machine_groups("0", on)
+    return run_lockstep(ours.graph, inputs, groups), run_lockstep(captured.graph, inputs, groups)
+
+
+def per_rank(values: Sequence[Any], names: Sequence[str], num_ranks: int) -> list[list[Any]]:
+    """The same weights on every rank, and other data."""
+
+    def own(value: Any, name: str, rank: int) -> Any:
+        is_data = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not is_data or "_parameters_" in name or "_buffers_" in name:
+            return value
+        noise = torch.Generator().manual_seed(rank)
+        return value + torch.randn(value.shape, generator=noise).to(value.dtype)
+
+    return [
+        [own(value, name, rank) for value, name in zip(values, names, strict=True)]
+        for rank in range(num_ranks)
     ]

@@ -21,11 +21,10 @@ from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.topology.groups import Machine
-from tests.captured import INPUT_NAMES, capture_call, fake_ranks
+from tests.captured import capture_call, fake_ranks
 from tests.hand_written import HEADS
 from tests.idioms import IDIOMS, Idiom
-from tests.lockstep import machine_groups, run_lockstep
-from tests.test_split_tapa_phases import GRIDS, equal_on_every_rank, machine, per_rank
+from tests.lockstep import GRIDS, captured_model, equal_on_every_rank, machine, run_both
 
 DECLINED = {
     "blocks in lists": "split takes some heads",
@@ -47,8 +46,7 @@ FAST = Device("fast next to the links", 1e12, 1e12, 1.0, 1.0, 1.0, 1e-7)
 def chunk_all(gm: GraphModule, count: int) -> tuple[GraphModule, PassResult]:
     chunked = GraphModule(gm, copy.deepcopy(gm.graph))
     found = recognize(chunked.graph)
-    counts = dict.fromkeys(range(len(found.sites)), count)
-    result = ChunkHeads(counts).run(chunked.graph, found)
+    result = ChunkHeads(count).run(chunked.graph, found)
     chunked.graph.lint()
     assert broken_rule(chunked.graph) == ""
     return chunked, result
@@ -81,10 +79,8 @@ def test_idiom_in_chunks_is_whole_bit_for_bit(name: str) -> None:
     assert all(len(item.chunks) == 2 for item in site.exchanges)
     starts = chunked.graph.find_nodes(op="call_function", target=ALL_TO_ALL)
     assert {item.start for item in site.pieces} == set(starts)
-    inputs = per_rank(values, gm.meta[INPUT_NAMES], idiom.num_ranks)
-    groups = machine_groups("0", machine(*sizes))
-    whole = run_lockstep(gm.graph, inputs, groups)
-    assert equal_on_every_rank(run_lockstep(chunked.graph, inputs, groups), whole)
+    ours, whole = run_both(chunked, gm, values, machine(*sizes))
+    assert equal_on_every_rank(ours, whole)
     assert not torch.equal(whole[0][0], whole[1][0])
 
 
@@ -126,10 +122,7 @@ def test_a_wrong_chunk_is_caught() -> None:
     first, second = result.recognition.sites[0].o.exchange.chunks
     source = second.start.all_input_nodes[0]
     second.start.replace_input_with(source, first.start.all_input_nodes[0])
-    inputs = per_rank(values, gm.meta[INPUT_NAMES], 6)
-    groups = machine_groups("0", machine(2, 3))
-    whole = run_lockstep(gm.graph, inputs, groups)
-    assert not equal_on_every_rank(run_lockstep(chunked.graph, inputs, groups), whole)
+    assert not equal_on_every_rank(*run_both(chunked, gm, values, machine(2, 3)))
 
 
 def _all_passes(gm: GraphModule, on: Machine, count: int) -> tuple[GraphModule, PassResult]:
@@ -161,17 +154,10 @@ MODELS = ("flux", "sd3", "qwen-image", "wan", "flux2")
 )
 def test_a_whole_model_with_all_passes_is_captured_bit_for_bit(name: str, grid: str) -> None:
     on, num_ranks = machine(*GRIDS[grid]), math.prod(GRIDS[grid])
-    small = SMALL_MODELS[name]
-    model = small.build(num_layers=1, heads=24, head_size=8)
-    inputs = small.inputs(model)
     with fake_ranks(num_ranks):
-        parallelize(model)
-        gm, values = capture_call(model, **inputs)
+        gm, values, expected_sites = captured_model(name)
         ours, result = _all_passes(gm, on, 2)
     assert result.recognition is not None
-    assert len(result.recognition.sites) == small.num_ulysses_attentions(model)
+    assert len(result.recognition.sites) == expected_sites
     assert all(len(item.phases) == 2 for site in result.recognition.sites for item in site.pieces)
-    per = per_rank(values, gm.meta[INPUT_NAMES], num_ranks)
-    groups = machine_groups("0", on)
-    whole = run_lockstep(gm.graph, per, groups)
-    assert equal_on_every_rank(run_lockstep(ours.graph, per, groups), whole)
+    assert equal_on_every_rank(*run_both(ours, gm, values, on))

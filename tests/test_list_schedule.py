@@ -87,7 +87,7 @@ def linear_cost(seconds: float) -> ExchangeCost:
 
 def test_v_goes_first_and_waits_go_last() -> None:
     tasks = model(exchange_ms=6, blocks=1)
-    order = names(tasks, list_schedule(tasks))
+    order = names(tasks, list_schedule(tasks).order)
     assert order.index("start v 0") < order.index("to_q 0")
     assert order.index("start v 0") < order.index("to_k 0")
     starts = [order.index(f"start {role} 0") for role in "qkv"]
@@ -96,7 +96,7 @@ def test_v_goes_first_and_waits_go_last() -> None:
 
 def test_the_way_out_hides_behind_what_does_not_need_it() -> None:
     tasks = model(exchange_ms=2, blocks=2)
-    order = names(tasks, list_schedule(tasks))
+    order = names(tasks, list_schedule(tasks).order)
     for site in range(2):
         start, wait = order.index(f"start o {site}"), order.index(f"wait o {site}")
         assert start < wait
@@ -106,7 +106,7 @@ def test_the_way_out_hides_behind_what_does_not_need_it() -> None:
 def test_independent_work_fills_the_longest_gap_on_the_way_in() -> None:
     """Where exchanges of the way in take longer than anything else, the MLP goes there."""
     tasks = model(exchange_ms=30, blocks=1)
-    order = names(tasks, list_schedule(tasks))
+    order = names(tasks, list_schedule(tasks).order)
     assert order.index("mlp 0") < order.index("attention 0")
 
 
@@ -134,9 +134,9 @@ def test_any_program_gets_a_valid_order(seed: int) -> None:
             program.exchange(str(number), rng.uniform(0, 2), needs[0], site=0)
         else:
             program.compute(str(number), rng.uniform(0, 20), *needs)
-    order = list_schedule(program.tasks)
+    order = list_schedule(program.tasks).order
     assert is_valid(program.tasks, order)
-    assert order == list_schedule(program.tasks)
+    assert order == list_schedule(program.tasks).order
 
 
 def test_hidden_and_exposed_times_are_those_of_the_order() -> None:

@@ -23,25 +23,16 @@ from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.topology.groups import sketch_machine
-from tests.captured import INPUT_NAMES, capture_call, fake_ranks
+from tests.captured import capture_call, fake_ranks
 from tests.idioms import IDIOMS
-from tests.lockstep import machine_groups, run_lockstep
-from tests.test_split_tapa_phases import equal_on_every_rank, machine, per_rank
+from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both
 
 FUSED = [idiom for idiom in IDIOMS if "fused" in idiom.name]
 
 
-def _captured_flux2() -> tuple[GraphModule, list[object]]:
-    small = SMALL_MODELS["flux2"]
-    model = small.build(num_layers=1, heads=6, head_size=8)
-    inputs = small.inputs(model)
-    parallelize(model)
-    return capture_call(model, **inputs)
-
-
 def test_a_public_model_with_projections_apart_is_captured_bit_for_bit() -> None:
     with fake_ranks(6):
-        gm, values = _captured_flux2()
+        gm, values, _ = captured_model("flux2")
         apart = GraphModule(gm, copy.deepcopy(gm.graph))
         found = recognize(apart.graph)
         (fused,) = {
@@ -58,10 +49,7 @@ def test_a_public_model_with_projections_apart_is_captured_bit_for_bit() -> None
     nodes = [item.node for leg in (single.q, single.k, single.v) for item in leg.projections]
     assert len(set(nodes)) == 3
     assert not any(item.is_fused for leg in single.legs[:3] for item in leg.projections)
-    inputs = per_rank(values, gm.meta[INPUT_NAMES], 6)
-    groups = machine_groups("0", machine(2, 3))
-    whole = run_lockstep(gm.graph, inputs, groups)
-    assert equal_on_every_rank(run_lockstep(apart.graph, inputs, groups), whole)
+    assert equal_on_every_rank(*run_both(apart, gm, values, machine(2, 3)))
 
 
 @pytest.mark.parametrize("idiom", FUSED, ids=str)
@@ -78,10 +66,7 @@ def test_fused_idioms_keep_their_values(idiom) -> None:  # type: ignore[no-untyp
         apart.graph.eliminate_dead_code()
         assert broken_rule(apart.graph) == ""
         assert len(recognize(apart.graph).sites) == len(found.sites)
-    inputs = per_rank(values, gm.meta[INPUT_NAMES], 6)
-    groups = machine_groups("0", machine(2, 3))
-    whole = run_lockstep(gm.graph, inputs, groups)
-    assert equal_on_every_rank(run_lockstep(apart.graph, inputs, groups), whole)
+    assert equal_on_every_rank(*run_both(apart, gm, values, machine(2, 3)))
 
 
 def _weights(gemm: Node) -> Node:
@@ -94,7 +79,7 @@ def _weights(gemm: Node) -> Node:
 
 def test_weights_are_seen_in_parts_not_copied() -> None:
     with fake_ranks(6):
-        gm, _ = _captured_flux2()
+        gm, *_ = captured_model("flux2")
         found = recognize(gm.graph)
         (fused,) = fused_projections(found)
         weight = _weights(fused)
@@ -120,7 +105,7 @@ def test_projections_are_split_where_an_early_start_pays(
     bytes_per_s: float, expected: bool
 ) -> None:
     with fake_ranks(6):
-        gm, _ = _captured_flux2()
+        gm, *_ = captured_model("flux2")
         before = str(gm.graph)
         result = SplitProjections(_costs(bytes_per_s)).run(gm.graph, recognize(gm.graph))
     assert result.changed is expected

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -26,8 +26,6 @@ from cocodiff_compile.lab.one_exchange import (
     origins,
     split_only_exchange,
 )
-from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases, split_exchanges
 from cocodiff_compile.topology.axes import Axis, Link, Topology
@@ -35,7 +33,7 @@ from cocodiff_compile.topology.exchange_cost import messages_per_exchange, traff
 from cocodiff_compile.topology.groups import Machine, sketch_machine
 from cocodiff_compile.topology.phase_plan import Phases, all_phases
 from cocodiff_compile.topology.presets import aurora
-from tests.captured import INPUT_NAMES, capture_call, fake_ranks
+from tests.captured import capture_call, fake_ranks
 from tests.hand_written import (
     DIFFUSERS,
     HEAD_FIRST,
@@ -47,30 +45,18 @@ from tests.hand_written import (
     Layout,
 )
 from tests.idioms import IDIOMS
-from tests.lockstep import machine_groups, run_lockstep
+from tests.lockstep import (
+    GRIDS,
+    captured_model,
+    equal_on_every_rank,
+    machine,
+    machine_groups,
+    run_both,
+    run_lockstep,
+)
 from tests.traced import traced
 
-GRIDS = {"2x3": (2, 3), "2x2x2": (2, 2, 2), "2x6": (2, 6), "2x6x2": (2, 6, 2), "2x6x8": (2, 6, 8)}
-
-
 every_grid = pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
-
-
-def machine(*sizes: int) -> Machine:
-    link = Link("link", 1e9, 2e9, 1e-6)
-    names = ("tile", "gpu", "node")
-    axes = tuple(Axis(name, size, link) for name, size in zip(names, sizes, strict=False))
-    return sketch_machine(Topology("grid", axes, 1e9))
-
-
-def equal_on_every_rank(
-    ours: Sequence[Sequence[torch.Tensor]], flat: Sequence[Sequence[torch.Tensor]]
-) -> bool:
-    return all(
-        torch.equal(mine, theirs)
-        for rank, results in enumerate(ours)
-        for mine, theirs in zip(results, flat[rank], strict=True)
-    )
 
 
 # One exchange
@@ -172,22 +158,6 @@ def split_all(gm: GraphModule, on: Machine) -> tuple[GraphModule, PassResult]:
     return phased, result
 
 
-def per_rank(values: Sequence[Any], names: Sequence[str], num_ranks: int) -> list[list[Any]]:
-    """The same weights on every rank, and other data."""
-
-    def own(value: Any, name: str, rank: int) -> Any:
-        is_data = isinstance(value, torch.Tensor) and value.is_floating_point()
-        if not is_data or "_parameters_" in name or "_buffers_" in name:
-            return value
-        noise = torch.Generator().manual_seed(rank)
-        return value + torch.randn(value.shape, generator=noise).to(value.dtype)
-
-    return [
-        [own(value, name, rank) for value, name in zip(values, names, strict=True)]
-        for rank in range(num_ranks)
-    ]
-
-
 @pytest.mark.parametrize("name", [idiom.name for idiom in IDIOMS])
 def test_idiom_in_phases_is_flat_bit_for_bit(name: str) -> None:
     (idiom,) = (idiom for idiom in IDIOMS if idiom.name == name)
@@ -201,10 +171,8 @@ def test_idiom_in_phases_is_flat_bit_for_bit(name: str) -> None:
     assert result.recognition is not None
     (site,) = result.recognition.sites
     assert all(len(item.phases) == 2 for item in site.exchanges)
-    inputs = per_rank(values, gm.meta[INPUT_NAMES], idiom.num_ranks)
-    groups = machine_groups("0", machine(*sizes))
-    flat = run_lockstep(gm.graph, inputs, groups)
-    assert equal_on_every_rank(run_lockstep(phased.graph, inputs, groups), flat)
+    ours, flat = run_both(phased, gm, values, machine(*sizes))
+    assert equal_on_every_rank(ours, flat)
     assert not torch.equal(flat[0][0], flat[1][0])
 
 
@@ -212,19 +180,12 @@ def test_idiom_in_phases_is_flat_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["flux", "sd3"])
 def test_a_whole_model_in_phases_is_flat_bit_for_bit(name: str, grid: str) -> None:
     on, num_ranks = machine(*GRIDS[grid]), math.prod(GRIDS[grid])
-    small = SMALL_MODELS[name]
-    model = small.build(num_layers=1, heads=24, head_size=8)
-    inputs = small.inputs(model)
     with fake_ranks(num_ranks):
-        parallelize(model)
-        gm, values = capture_call(model, **inputs)
+        gm, values, expected_sites = captured_model(name)
         phased, result = split_all(gm, on)
     assert result.recognition is not None
-    assert len(result.recognition.sites) == small.num_ulysses_attentions(model)
-    per = per_rank(values, gm.meta[INPUT_NAMES], num_ranks)
-    groups = machine_groups("0", on)
-    flat = run_lockstep(gm.graph, per, groups)
-    assert equal_on_every_rank(run_lockstep(phased.graph, per, groups), flat)
+    assert len(result.recognition.sites) == expected_sites
+    assert equal_on_every_rank(*run_both(phased, gm, values, on))
 
 
 # The pass

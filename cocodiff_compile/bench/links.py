@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import distributed as dist
 
-from cocodiff_compile.bench.all_ranks import gathered, largest
+from cocodiff_compile.agreement.all_ranks import gathered, largest
 from cocodiff_compile.bench.cases import rank_device
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, Link, find_cluster, set_link

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from cocodiff_compile.bench.all_ranks import gathered, largest
+from cocodiff_compile.agreement.all_ranks import gathered, largest
 from cocodiff_compile.bench.cases import Case
 from cocodiff_compile.bench.crews import Crews
 from cocodiff_compile.bench.find_rate import MAX_MBIT, Trial, next_rate

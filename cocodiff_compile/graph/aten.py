@@ -7,7 +7,7 @@ The only file that knows where an op keeps which argument. Everything else asks 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ FUSED_ATTENTION = frozenset(
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
 PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
 MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
+_HEAVY = MATMUL | FUSED_ATTENTION
 SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
 
 SLICING = frozenset(
@@ -213,6 +214,11 @@ def collectives_by_group(graph: Graph) -> dict[str, list[Node]]:
     return found
 
 
+def is_heavy(node: Node) -> bool:
+    """Whether a node is a matmul, a convolution or an attention: what takes most of a step."""
+    return node.op == "call_function" and node.target in _HEAVY
+
+
 def is_softmax(nodes: Sequence[Node]) -> bool:
     """Whether the nodes between two matmuls are a softmax, whole or as exponentials over a sum."""
     targets = {node.target for node in nodes}
@@ -228,11 +234,34 @@ def is_view(node: Node) -> bool:
     return node.op == "call_function" and node.target in COPY | RESHAPE | PERMUTE
 
 
+def is_alias_op(target: Any) -> bool:
+    """Whether an op computes nothing: it shows memory of its input, picks a result of it, or
+    returns no tensor.
+    """
+    return target in _ALIASES or bool(getattr(target, "is_view", False))
+
+
+_ALIASES = (operator.getitem, aten._unsafe_view.default, torch.ops.prim.device.default)
+
+
 def is_alias(node: Node) -> bool:
-    """Whether a node computes nothing: it shows memory of its input, or picks a result of it."""
-    if node.target in (operator.getitem, aten._unsafe_view.default):
-        return True
-    return bool(getattr(node.target, "is_view", False))
+    return node.op == "call_function" and is_alias_op(node.target)
+
+
+def base_of(node: Node) -> Node:
+    """The node whose memory this one shows, itself unless it is an alias."""
+    while is_alias(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def readers_of(node: Node) -> Iterator[Node]:
+    """Those of a value, and of the aliases of it."""
+    for user in node.users:
+        if is_alias(user):
+            yield from readers_of(user)
+        else:
+            yield user
 
 
 def is_number(node: Node) -> bool:

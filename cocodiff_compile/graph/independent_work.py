@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import FUSED_ATTENTION, MATMUL
+from cocodiff_compile.graph.aten import is_heavy
 from cocodiff_compile.graph.records import UlyssesSite
 
 
@@ -42,10 +42,5 @@ def _independent(stretch: list[Node], site: UlyssesSite) -> tuple[Node, ...]:
         if any(before in needing for before in node.all_input_nodes):
             needing.add(node)
     return tuple(
-        node
-        for node in stretch
-        if node.op == "call_function"
-        and (node.target in MATMUL or node.target in FUSED_ATTENTION)
-        and node not in feeding
-        and node not in needing
+        node for node in stretch if is_heavy(node) and node not in feeding and node not in needing
     )

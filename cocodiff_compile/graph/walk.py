@@ -12,11 +12,10 @@ from torch.fx import Node
 
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.aten import (
-    FUSED_ATTENTION,
-    MATMUL,
     WAIT,
     is_collective,
     is_concatenation,
+    is_heavy,
     is_number,
     shape_of,
     step_layout,
@@ -31,11 +30,7 @@ MAX_NODES_PER_WALK = 4096
 def is_barrier(node: Node) -> bool:
     """Where a walk ends: heavy compute, communication, and the borders of the graph."""
     return (
-        node.op != "call_function"
-        or node.target in MATMUL
-        or node.target in FUSED_ATTENTION
-        or node.target is WAIT
-        or is_collective(node)
+        node.op != "call_function" or is_heavy(node) or node.target is WAIT or is_collective(node)
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from cocodiff_compile.schedule.clock import Clock, run_in_order
 from cocodiff_compile.schedule.costs import ExchangeCost
 from cocodiff_compile.schedule.list_schedule import list_schedule
 from cocodiff_compile.schedule.tasks import NO_SITE, Task, Tasks
@@ -88,14 +87,10 @@ def choose_chunks(
         for number in asked
     }
     estimates = {
-        number: _scheduled(in_chunks(tasks, counts, cost_of, launch_s)).now_s
+        number: list_schedule(in_chunks(tasks, counts, cost_of, launch_s)).clock.now_s
         for number, counts in choices.items()
     }
     best = min(estimates, key=lambda number: (round(estimates[number], 9), number))
     if estimates[best] > (1 - MIN_GAIN) * estimates[1]:
         best = 1
     return ChunkChoice(choices[best], estimates)
-
-
-def _scheduled(tasks: Tasks) -> Clock:
-    return run_in_order(tasks, list_schedule(tasks))

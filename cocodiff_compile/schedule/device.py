@@ -1,4 +1,4 @@
-"""What one rank computes with, and how long an op takes on it: a roofline."""
+"""What one rank computes with, and how long a kernel takes on it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class Device:
 
     def attention_seconds(self, flops: float) -> float:
         return flops / (self.matmul_flops_per_s * self.attention_efficiency)
+
+    def kernel_seconds(self, arithmetic_s: float, size_bytes: float) -> float:
+        """Of a kernel with so much arithmetic and memory traffic: a roofline."""
+        return max(arithmetic_s, self.memory_seconds(size_bytes), self.launch_s)
 
     def memory_seconds(self, size_bytes: float) -> float:
         return size_bytes / (self.memory_bytes_per_s * self.memory_efficiency)

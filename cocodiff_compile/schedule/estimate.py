@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cocodiff_compile.schedule.clock import Clock, Span, run_in_order
 from cocodiff_compile.schedule.list_schedule import list_schedule
-from cocodiff_compile.schedule.tasks import Order, Task, Tasks, captured_order
+from cocodiff_compile.schedule.tasks import Task, Tasks, captured_order
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,21 @@ class ScheduleEstimate:
 
 
 def estimate_schedule(tasks: Tasks) -> ScheduleEstimate:
-    order = list_schedule(tasks)
+    scheduled = list_schedule(tasks)
     return ScheduleEstimate(
         tuple(tasks),
-        tuple(order),
-        estimate_order(tasks, captured_order(tasks)),
-        estimate_order(tasks, order),
+        scheduled.order,
+        _estimate(run_in_order(tasks, captured_order(tasks))),
+        _estimate(scheduled.clock),
     )
 
 
-def estimate_order(tasks: Tasks, order: Order) -> OrderEstimate:
-    clock = run_in_order(tasks, order)
-    return OrderEstimate(
-        clock.now_s, clock.computed_s, clock.exposed_s, tuple(_exchanges(tasks, clock))
-    )
+def _estimate(clock: Clock) -> OrderEstimate:
+    return OrderEstimate(clock.now_s, clock.computed_s, clock.exposed_s, tuple(_exchanges(clock)))
 
 
-def _exchanges(tasks: Tasks, clock: Clock) -> list[ExchangeEstimate]:
+def _exchanges(clock: Clock) -> list[ExchangeEstimate]:
+    tasks = clock.tasks
     computing = [span for span in clock.spans if tasks[span.place].kind == "compute"]
     exposed = {
         tasks[span.place].needs[0]: span.seconds

@@ -10,9 +10,8 @@ import re
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import FUSED_ATTENTION, WAIT, is_collective
+from cocodiff_compile.graph.aten import FUSED_ATTENTION, WAIT, is_collective, is_heavy
 from cocodiff_compile.schedule.graph_tasks import is_anchor
-from cocodiff_compile.schedule.node_costs import is_heavy
 
 _MATMUL, _ATTENTION, _WAIT = "matmul", "attention", "wait"
 

@@ -20,11 +20,12 @@ from cocodiff_compile.graph.aten import (
     bound,
     is_alias,
     is_collective,
+    is_heavy,
     size_bytes,
 )
 from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.node_costs import heavy_seconds, is_heavy, light_seconds
+from cocodiff_compile.schedule.node_costs import heavy_seconds, light_seconds
 from cocodiff_compile.schedule.tasks import NO_SITE, Order, Task, places
 
 

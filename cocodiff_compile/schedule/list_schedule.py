@@ -33,8 +33,15 @@ SHORT = 0.25
 """Links may run dry for this part of the time that an exchange takes on them."""
 
 
-def list_schedule(tasks: Tasks) -> list[int]:
-    """Places of all tasks, in an order that respects what they need."""
+@dataclass(frozen=True)
+class Scheduled:
+    """Places of all tasks, in an order that respects what they need, and the clock after them."""
+
+    order: tuple[int, ...]
+    clock: Clock
+
+
+def list_schedule(tasks: Tasks) -> Scheduled:
     return _Scheduler(tasks).run()
 
 
@@ -58,10 +65,10 @@ class _Scheduler:
         self.clock = Clock(tasks)
         self.order: list[int] = []
 
-    def run(self) -> list[int]:
+    def run(self) -> Scheduled:
         while self.left:
             self._take(self._next())
-        return self.order
+        return Scheduled(tuple(self.order), self.clock)
 
     def _take(self, place: int) -> None:
         self.clock.run(place)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
+from cocodiff_compile.agreement.all_ranks import from_first_rank
 from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
@@ -44,15 +43,9 @@ def find_device(found: Recognition, live: bool) -> Device:
         if not (live and ranks_are_real()):
             return _GUESSES["cpu" if value.device.type == "cpu" else "accelerator"]
         with outside_the_compiler(), torch.no_grad():
-            group = find_group(exchange.group)
-            known[key] = _agreed(measure_device(value.device, value.dtype), exchange.ranks, group)
+            measured = measure_device(value.device, value.dtype)
+            known[key] = from_first_rank(measured, find_group(exchange.group))
     return known[key]
-
-
-def _agreed(device: Device, ranks: tuple[int, ...], group: Any) -> Device:
-    values = [device]
-    dist.broadcast_object_list(values, src=ranks[0], group=group)
-    return values[0]
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Device:

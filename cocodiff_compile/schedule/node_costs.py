@@ -9,13 +9,15 @@ from torch.fx import Node
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
-    MATMUL,
     aten,
+    base_of,
     bound,
     is_alias,
+    is_heavy,
     is_tensor,
     matmul_operands,
     parse_fused_attention,
+    readers_of,
     shape_of,
     value_of,
 )
@@ -33,11 +35,6 @@ def hinted_bytes(node: Node) -> int:
     return math.prod(hinted_shape(node)) * value_of(node).element_size()
 
 
-def is_heavy(node: Node) -> bool:
-    """Whether a node computes enough to have a place of its own in a schedule."""
-    return node.op == "call_function" and (node.target in MATMUL or node.target in FUSED_ATTENTION)
-
-
 def heavy_seconds(node: Node, device: Device) -> float:
     """Of a matmul, a convolution or an attention: its arithmetic, or its memory if that is more."""
     if node.target in FUSED_ATTENTION:
@@ -45,7 +42,7 @@ def heavy_seconds(node: Node, device: Device) -> float:
     else:
         arithmetic_s = device.matmul_seconds(_matmul_flops(node))
     moved = sum(map(hinted_bytes, (*node.all_input_nodes, node)))
-    return max(arithmetic_s, device.memory_seconds(moved), device.launch_s)
+    return device.kernel_seconds(arithmetic_s, moved)
 
 
 def _attention_flops(node: Node) -> float:
@@ -73,33 +70,18 @@ def light_seconds(node: Node, device: Device) -> float:
 
 def _read_bytes(view: Node) -> int:
     """What is looked at of a tensor that goes through memory, and never more than it holds."""
-    base = _base(view)
+    base = base_of(view)
     return min(hinted_bytes(view), hinted_bytes(base)) if is_kept(base) else 0
-
-
-def _base(node: Node) -> Node:
-    """The node whose elements a chain of views shows."""
-    while is_alias(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def is_kept(node: Node) -> bool:
     """Whether a value goes through memory: it comes from outside, or something heavy or a
     collective reads or makes it.
     """
-    return not _is_light(node) or any(not _is_light(user) for user in _readers(node))
+    return not _is_light(node) or any(not _is_light(user) for user in readers_of(node))
 
 
 def _is_light(node: Node) -> bool:
     if node.op != "call_function" or is_heavy(node):
         return False
     return getattr(node.target, "namespace", "") != "_c10d_functional"
-
-
-def _readers(node: Node) -> list[Node]:
-    """Those of a value, and of the views of it."""
-    readers: list[Node] = []
-    for user in node.users:
-        readers += _readers(user) if is_alias(user) else [user]
-    return readers

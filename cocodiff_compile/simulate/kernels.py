@@ -14,8 +14,7 @@ is used outside. Operations outside compiled graphs are kernels of their own, as
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +24,18 @@ from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
+from cocodiff_compile.graph.aten import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    FUSED_ATTENTION,
+    WAIT,
+    base_of,
+    is_alias_op,
+    readers_of,
+)
 from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.simulate.program import Compute, Program, Start, Step, Wait
 from cocodiff_compile.topology.axes import Topology
-
-_NAMED_VIEWS = (operator.getitem, aten._unsafe_view.default, torch.ops.prim.device.default)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Call:
     @property
     def is_view(self) -> bool:
         """Nothing is computed: the result shares memory, or is no tensor."""
-        return self.target in _NAMED_VIEWS or bool(getattr(self.target, "is_view", False))
+        return is_alias_op(self.target)
 
     @property
     def is_attention(self) -> bool:
@@ -91,7 +96,7 @@ class ProgramBuilder:
         return tuple(self.steps)
 
     def memory(self, name: str, size_bytes: float) -> None:
-        self._kernel(name, "memory", self.device.memory_seconds(size_bytes))
+        self._kernel(name, "memory", 0.0, size_bytes)
 
     def call(self, call: Call, name: str, result_key: Any, wait_key: Any) -> None:
         """One call that is not fused. Keys tell which wait belongs to which collective."""
@@ -101,17 +106,17 @@ class ProgramBuilder:
         elif call.is_collective:
             self.tickets[result_key] = self._start(call, name)
         elif call.is_attention:
-            self._roofline(call, name, "attention", self.device.attention_seconds(call.flops))
+            seconds = self.device.attention_seconds(call.flops)
+            self._kernel(name, "attention", seconds, call.touched_bytes)
         elif call.is_matmul:
-            self._roofline(call, name, "matmul", self.device.matmul_seconds(call.flops))
+            seconds = self.device.matmul_seconds(call.flops)
+            self._kernel(name, "matmul", seconds, call.touched_bytes)
         elif not call.is_view:
             self.memory(name, call.touched_bytes)
 
-    def _roofline(self, call: Call, name: str, kind: Any, seconds: float) -> None:
-        self._kernel(name, kind, max(seconds, self.device.memory_seconds(call.touched_bytes)))
-
-    def _kernel(self, name: str, kind: Any, seconds: float) -> None:
-        self.steps.append(Compute(name, kind, max(seconds, self.device.launch_s)))
+    def _kernel(self, name: str, kind: Any, arithmetic_s: float, size_bytes: float) -> None:
+        seconds = self.device.kernel_seconds(arithmetic_s, size_bytes)
+        self.steps.append(Compute(name, kind, seconds))
 
     def _start(self, call: Call, name: str) -> int:
         ticket = sum(isinstance(step, Start) for step in self.steps)
@@ -172,17 +177,10 @@ def _connected(run: list[Node]) -> list[dict[Node, None]]:
     for node in run:
         merged = {node: None}
         for source in node.all_input_nodes:
-            merged = {**kernels.get(_base(source), {}), **merged}
+            merged = {**kernels.get(base_of(source), {}), **merged}
         for member in merged:
             kernels[member] = merged
     return list({id(kernel): kernel for kernel in kernels.values()}.values())
-
-
-def _base(node: Node) -> Node:
-    """The node whose memory this one is a view of."""
-    while node.op == "call_function" and _call_of(node).is_view:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _read_bytes(kernel: Mapping[Node, None]) -> float:
@@ -190,7 +188,7 @@ def _read_bytes(kernel: Mapping[Node, None]) -> float:
     looked_at: dict[Node, dict[Node, None]] = {}
     for node in kernel:
         for source in node.all_input_nodes:
-            if (base := _base(source)) not in kernel:
+            if (base := base_of(source)) not in kernel:
                 looked_at.setdefault(base, {})[source] = None
     return sum(
         min(num_bytes(base.meta["val"]), sum(num_bytes(view.meta["val"]) for view in views))
@@ -199,12 +197,4 @@ def _read_bytes(kernel: Mapping[Node, None]) -> float:
 
 
 def _is_used_outside(node: Node, kernel: Mapping[Node, None]) -> bool:
-    return any(user not in kernel for user in _users_behind_views(node))
-
-
-def _users_behind_views(node: Node) -> Iterator[Node]:
-    for user in node.users:
-        if user.op == "call_function" and _call_of(user).is_view:
-            yield from _users_behind_views(user)
-        else:
-            yield user
+    return any(user not in kernel for user in readers_of(node))

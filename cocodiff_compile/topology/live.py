@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import distributed as dist
 
+from cocodiff_compile.agreement.all_ranks import from_first_rank, gathered
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.topology import probe_cache
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import RankPlace, detect, place_of_this_rank
 from cocodiff_compile.topology.groups import axis_sets, forget_groups, make_groups
 from cocodiff_compile.topology.probe import Probed, probe
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ def live_topology(device: torch.device, group: Any = None, budget_s: float = 2.0
     ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     if len(ranks) < 2:
         raise UserError("'auto' needs two ranks or more; the group has 1")
-    places: list[RankPlace] = [RankPlace("")] * len(ranks)
-    dist.all_gather_object(places, place_of_this_rank(device), group=group)
+    places = gathered(place_of_this_rank(device), group)
     detected = detect(places)
     live = _Live(ranks, group, device, budget_s)
     found = live.measured(detected.topology, places)
@@ -80,7 +78,7 @@ class _Live:
         if not probe_cache.probe_wanted():
             return _Measured(topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0")
         key = probe_cache.cache_key(topology, places, dist.get_backend(self.group))
-        kept = self._from_first_rank(probe_cache.load(key) if self._is_first else None)
+        kept = from_first_rank(probe_cache.load(key) if self._is_first else None, self.group)
         if kept:
             note = f"measured before; delete {probe_cache.file_of(key)} to measure anew"
             return _Measured(kept, note)
@@ -95,7 +93,7 @@ class _Live:
         """Over groups of its own: the user's must survive what happens here."""
         groups = make_groups(self.ranks, topology, axis_sets(topology))
         # A collective may end well on one rank and not on another: the first rank's result counts.
-        probed = self._from_first_rank(probe(groups, topology, self.device, self.budget_s))
+        probed = from_first_rank(probe(groups, topology, self.device, self.budget_s), self.group)
         if not probed.topology.measured:
             forget_groups()
         return probed
@@ -103,8 +101,3 @@ class _Live:
     @property
     def _is_first(self) -> bool:
         return dist.get_rank() == self.ranks[0]
-
-    def _from_first_rank(self, value: T) -> T:
-        values = [value]
-        dist.broadcast_object_list(values, src=self.ranks[0], group=self.group)
-        return values[0]
