@@ -36,7 +36,9 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
 from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.graph.row_cut import RowPlan
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
+from cocodiff_compile.passes.chunk_tokens import AUTO_COUNT, ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.split_projections import SplitProjections
@@ -47,6 +49,7 @@ from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
+from cocodiff_compile.schedule.exact_rows import rows_differ_on_any
 from cocodiff_compile.schedule.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.schedule.live_device import find_device
 from cocodiff_compile.schedule.no_overlap import why_no_overlap
@@ -165,14 +168,24 @@ def _rewriting(
     ordering = _is_ordering(config)
     machines = find_machines(found, config.topology, live) if tapa != "off" or ordering else {}
     costs = Costs(device or find_device(found, live), machines, tapa) if ordering else None
-    chunks = costs if config.head_chunks == "auto" else config.head_chunks
+    heads = costs if config.head_chunks == "auto" else config.head_chunks
+    tokens = costs if config.token_chunks == "auto" else config.token_chunks
+    token_counts = (1, AUTO_COUNT) if isinstance(tokens, Costs) else (tokens or 1,)
     passes: list[GraphPass | None] = [
         SplitProjections(costs) if costs else None,
-        ChunkHeads(chunks) if chunks not in (None, 1) else None,
+        ChunkHeads(heads, token_counts) if heads not in (None, 1) else None,
+        ChunkTokens(tokens, _rows_differ(found, live)) if tokens not in (None, 1) else None,
         SplitTapaPhases(machines, tapa) if tapa != "off" else None,
         ScheduleVFirst(costs) if costs else None,
     ]
     return _enabled(config, *filter(None, passes))
+
+
+def _rows_differ(found: Recognition, live: bool) -> Callable[[RowPlan], str]:
+    """Tried on live ranks, taken for exact by one that only looks."""
+    if not (live and ranks_are_real()):
+        return lambda _: ""
+    return functools.partial(rows_differ_on_any, group=found.sites[0].q.exchange.group)
 
 
 def _is_ordering(config: CompileConfig) -> bool:

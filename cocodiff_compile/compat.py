@@ -41,6 +41,7 @@ __all__ = [
     "ShortenTraceback",
     "TorchDispatchMode",
     "Unsupported",
+    "autotunes_matmuls",
     "compile_fx",
     "compile_fx_inner",
     "default_store",
@@ -111,6 +112,12 @@ def outside_the_compiler() -> Iterator[None]:
     """
     with _disable_current_modes(), no_python_dispatcher():
         yield
+
+
+def autotunes_matmuls() -> bool:
+    """Whether Inductor picks the kernel of a matmul by trying several for its shape."""
+    config = torch._inductor.config
+    return bool(config.max_autotune or config.max_autotune_gemm)
 
 
 def groups_by_name() -> dict[str, Any]:

@@ -7,6 +7,7 @@ given and what is allowed; nothing is guessed.
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,7 @@ class CompileConfig:
     tapa: Literal["auto", "on", "off"] = "auto"
     v_first: bool = True
     head_chunks: int | Literal["auto"] = "auto"
+    token_chunks: int | Literal["auto"] = "auto"
     v_major: Mapping[str, Any] | None = None
     debug_dir: Path | None = None
     disable: tuple[str, ...] = ()
@@ -137,12 +139,11 @@ def _check_v_first(value: object) -> bool:
     return value
 
 
-def _check_head_chunks(value: object) -> int | str:
-    allowed = "'auto' or a whole number from 1"
+def _check_chunks(option: str, value: object) -> int | str:
     if value == "auto":
         return "auto"
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _refuse("head_chunks", value, allowed)
+        raise _refuse(option, value, "'auto' or a whole number from 1")
     return value
 
 
@@ -186,7 +187,8 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "topology": _check_topology,
     "tapa": _check_tapa,
     "v_first": _check_v_first,
-    "head_chunks": _check_head_chunks,
+    "head_chunks": functools.partial(_check_chunks, "head_chunks"),
+    "token_chunks": functools.partial(_check_chunks, "token_chunks"),
     "v_major": _check_v_major,
     "debug_dir": _check_debug_dir,
     "disable": _check_disable,

@@ -51,9 +51,9 @@ from cocodiff_compile.graph.records import (
     Recognition,
     UlyssesSite,
 )
+from cocodiff_compile.passes.chunk_tokens import token_tasks
 from cocodiff_compile.schedule.chunked_tasks import choose_chunks
 from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.graph_tasks import graph_tasks
 
 _MAX_REGION = 512
 AUTO_COUNTS = (2, 3, 4)
@@ -62,16 +62,31 @@ AUTO_COUNTS = (2, 3, 4)
 
 @dataclass(frozen=True)
 class ChunkHeads:
-    """Every site in `chunks` chunks; given costs instead, in as many as are estimated to pay."""
+    """Every site in `chunks` chunks; given costs instead, in as many as are estimated to pay, where
+    tokens will run in one of `token_chunks` chunks, whichever is best.
+    """
 
     chunks: int | Costs
+    token_chunks: tuple[int, ...] = (1,)
     name: str = "chunk-heads"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         if isinstance(self.chunks, Costs):
-            return chunk_heads(graph, found, _cheapest(graph, found, self.chunks))
+            return chunk_heads(graph, found, self._cheapest(graph, found, self.chunks))
         counts = dict.fromkeys(range(len(found.sites)), self.chunks)
         return chunk_heads(graph, found, counts)
+
+    def _cheapest(self, graph: Graph, found: Recognition, costs: Costs) -> dict[int, int]:
+        """How many chunks are estimated to take least, by site."""
+        allowed = {
+            place: [n for n in AUTO_COUNTS if isinstance(plan_chunks(site, n), ChunkPlan)]
+            for place, site in enumerate(found.sites)
+        }
+        choices = [
+            choose_chunks(tasks, allowed, costs.planned, costs.device.launch_s)
+            for tasks in (token_tasks(graph, found, costs, n) for n in self.token_chunks)
+        ]
+        return min(choices, key=lambda choice: choice.seconds).counts
 
 
 def chunk_heads(graph: Graph, found: Recognition, counts: Mapping[int, int]) -> PassResult:
@@ -89,16 +104,6 @@ def chunk_heads(graph: Graph, found: Recognition, counts: Mapping[int, int]) -> 
     made = [plan.count for plan in plans.values() if isinstance(plan, ChunkPlan)]
     notes = tuple(f"{made.count(n)} attentions in {n} chunks" for n in sorted(set(made)))
     return PassResult(bool(made), replace(found, sites=tuple(sites)), declined, notes)
-
-
-def _cheapest(graph: Graph, found: Recognition, costs: Costs) -> dict[int, int]:
-    """How many chunks are estimated to take least, by site."""
-    allowed = {
-        place: [n for n in AUTO_COUNTS if isinstance(plan_chunks(site, n), ChunkPlan)]
-        for place, site in enumerate(found.sites)
-    }
-    tasks = graph_tasks(graph, found, costs).tasks
-    return choose_chunks(tasks, allowed, costs.planned, costs.device.launch_s).counts
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ Declines  nothing. A GEMM that is read as a whole too stays, and so do all if th
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from cocodiff_compile.graph.aten import (
 from cocodiff_compile.graph.layout import known, same
 from cocodiff_compile.graph.parts import part_of
 from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Recognition, UlyssesSite
+from cocodiff_compile.graph.records import Recognition, UlyssesSite, copied
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
@@ -52,8 +51,7 @@ class SplitProjections:
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         if not fused_projections(found):
             return PassResult(changed=False)
-        trial = copy.deepcopy(graph)
-        trial_found = recognize(trial)
+        trial, trial_found = copied(graph, found)
         if not split_projections(trial, trial_found):
             return PassResult(changed=False)
         trial.eliminate_dead_code()

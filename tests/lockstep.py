@@ -127,13 +127,15 @@ def equal_on_every_rank(
     )
 
 
-def captured_model(name: str) -> tuple[GraphModule, list[Any], int]:
-    """A public model with one layer of each kind, the values it is called with, and how many
+def captured_model(
+    name: str, num_layers: int = 1, **tokens: int
+) -> tuple[GraphModule, list[Any], int]:
+    """A public model with some layers of each kind, the values it is called with, and how many
     Ulysses attentions it has. Among the ranks of a group.
     """
     small = SMALL_MODELS[name]
-    model = small.build(num_layers=1, heads=24, head_size=8)
-    inputs = small.inputs(model)
+    model = small.build(num_layers=num_layers, heads=24, head_size=8)
+    inputs = small.inputs(model, **tokens)
     parallelize(model)
     return *capture_call(model, **inputs), small.num_ulysses_attentions(model)
 

@@ -15,11 +15,13 @@ from cocodiff_compile.graph.pipeline import PassResult, broken_rule
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
+from cocodiff_compile.passes.chunk_tokens import ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
+from cocodiff_compile.schedule.exact_rows import rows_differ
 from cocodiff_compile.topology.groups import Machine
 from tests.captured import capture_call, fake_ranks
 from tests.hand_written import HEADS
@@ -126,11 +128,15 @@ def test_a_wrong_chunk_is_caught() -> None:
 
 
 def _all_passes(gm: GraphModule, on: Machine, count: int) -> tuple[GraphModule, PassResult]:
-    """Chunks, phases and the new order."""
+    """Chunks of heads and of tokens, phases and the new order."""
     both, chunked = chunk_all(gm, count)
     assert chunked.recognition is not None
-    (group,) = {item.group for site in chunked.recognition.sites for item in site.pieces}
-    phased = SplitTapaPhases({group: on}, "on").run(both.graph, chunked.recognition)
+    both.graph.eliminate_dead_code()
+    in_runs = ChunkTokens(2, rows_differ).run(both.graph, chunked.recognition)
+    assert in_runs.changed
+    assert in_runs.recognition is not None
+    (group,) = {item.group for site in in_runs.recognition.sites for item in site.pieces}
+    phased = SplitTapaPhases({group: on}, "on").run(both.graph, in_runs.recognition)
     assert phased.recognition is not None
     both.graph.eliminate_dead_code()
     costs = Costs(FAST, {group: on}, "on")
@@ -155,7 +161,8 @@ MODELS = ("flux", "sd3", "qwen-image", "wan", "flux2")
 def test_a_whole_model_with_all_passes_is_captured_bit_for_bit(name: str, grid: str) -> None:
     on, num_ranks = machine(*GRIDS[grid]), math.prod(GRIDS[grid])
     with fake_ranks(num_ranks):
-        gm, values, expected_sites = captured_model(name)
+        tokens = {"image_tokens": 32 * num_ranks, "text_tokens": 8 * num_ranks}
+        gm, values, expected_sites = captured_model(name, **tokens)
         ours, result = _all_passes(gm, on, 2)
     assert result.recognition is not None
     assert len(result.recognition.sites) == expected_sites

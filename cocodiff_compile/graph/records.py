@@ -5,10 +5,10 @@ H heads, h = H/P heads per rank, D head size, P ranks of the Ulysses group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, TypeAlias
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from cocodiff_compile.graph.layout import Size
 
@@ -35,7 +35,8 @@ class Exchange:
     between exchange and attention, both hold all that travels. In phases, `start` is the first
     phase's and `wait` the last one's, while `group` and `splits` stay those of the exchange as
     captured. In chunks, `start` is the first chunk's and `wait` the last one's; `source` and
-    `result` are the first chunk's, but for the way out, whose result is that of all chunks.
+    `result` are the first chunk's, but for the way out in chunks of heads, whose result is that of
+    all chunks.
     """
 
     start: Node
@@ -51,7 +52,7 @@ class Exchange:
     size_bytes: Size
     phases: tuple[ExchangePhase, ...] = ()
     chunks: tuple[Exchange, ...] = ()
-    """The same exchange for one group of heads each; none if it runs for all heads at once."""
+    """The same exchange for some heads and some tokens each; none if it runs for all at once."""
 
     @property
     def pieces(self) -> tuple[Exchange, ...]:
@@ -188,3 +189,26 @@ class Recognition:
     def with_exchanges(self, rewritten: Mapping[Node, Exchange]) -> Recognition:
         """This, with other exchanges in place of those that begin at the given starts."""
         return replace(self, sites=tuple(site.with_exchanges(rewritten) for site in self.sites))
+
+
+def with_nodes(record: Any, nodes: Mapping[Node, Node]) -> Any:
+    """A record of this file, with other nodes in place of the given ones, all the way down."""
+    if isinstance(record, Node):
+        return nodes.get(record, record)
+    if isinstance(record, tuple):
+        return tuple(with_nodes(item, nodes) for item in record)
+    if is_dataclass(record) and not isinstance(record, type):
+        changed = {
+            item.name: with_nodes(getattr(record, item.name), nodes) for item in fields(record)
+        }
+        return replace(record, **changed)
+    return record
+
+
+def copied(graph: Graph, found: Recognition) -> tuple[Graph, Recognition]:
+    """A copy of a graph to try something on, and what was found in it."""
+    nodes: dict[Node, Node] = {}
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, nodes))
+    recognition: Recognition = with_nodes(found, nodes)
+    return copy, recognition

@@ -64,9 +64,12 @@ def _part(
 
 @dataclass(frozen=True)
 class ChunkChoice:
-    """How many chunks each attention is cut into, and what was compared."""
+    """How many chunks each attention is cut into, how long the whole program then takes, and what
+    was compared.
+    """
 
     counts: dict[int, int]
+    seconds: float
     estimates_s: dict[int, float]
     """By number of chunks asked for: the estimated time of the whole program."""
 
@@ -93,4 +96,4 @@ def choose_chunks(
     best = min(estimates, key=lambda number: (round(estimates[number], 9), number))
     if estimates[best] > (1 - MIN_GAIN) * estimates[1]:
         best = 1
-    return ChunkChoice(choices[best], estimates)
+    return ChunkChoice(choices[best], estimates[best], estimates)

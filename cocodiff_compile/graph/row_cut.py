@@ -1,0 +1,336 @@
+"""Where runs of tokens lie in a tensor, followed through all that computes row by row.
+
+A `RowCut` says that a dim is [outer, rows and what is inside of them], and that the rows of each of
+the `outer` blocks are cut into runs of the same `lengths`. A length is 0 where a tensor has no
+rows of a run: the text of a joint sequence may lie in the first run as a whole.
+
+    [B, S, C], rows of this rank                   dim 1, outer 1, (a, S - a)
+    [B*S, C], as a matmul reads them               dim 0, outer B, (a, S - a)
+    [B, h, P*S, D], rows of all ranks              dim 2, outer P, (a, S - a)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from cocodiff_compile.graph.aten import (
+    ALL_TO_ALL,
+    COPY,
+    FUSED_ATTENTION,
+    PERMUTE,
+    RESHAPE,
+    SLICING,
+    SOFTMAX,
+    aten,
+    bound,
+    is_concatenation,
+    is_pointwise,
+    is_tensor,
+    matmul_operands,
+    parse_fused_attention,
+    permutation,
+    shape_of,
+    slice_of,
+)
+from cocodiff_compile.graph.head_cut import CutUnknown
+from cocodiff_compile.graph.layout import known
+
+
+@dataclass(frozen=True)
+class RowCut:
+    dim: int
+    outer: int
+    lengths: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.lengths)
+
+    def run(self, number: int) -> tuple[int, int]:
+        """Where a run begins and ends in its block."""
+        begin = sum(self.lengths[:number])
+        return begin, begin + self.lengths[number]
+
+    def at(self, dim: int) -> RowCut:
+        return replace(self, dim=dim)
+
+
+@dataclass(frozen=True)
+class RowStep:
+    """The cut of a node, and the inputs it reads run by run; it reads the others as a whole."""
+
+    cut: RowCut
+    by_run: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What of a graph is computed run by run, and where the runs lie."""
+
+    steps: Mapping[Node, RowStep]
+    count: int
+    stopped: Mapping[Node, str]
+    """What reads something cut but cannot be cut itself, and why."""
+
+
+def sizes_of(node: Node) -> tuple[int, ...]:
+    sizes = [known(size) for size in shape_of(node)]
+    if None in sizes:
+        raise CutUnknown(f"{node.name} has a symbolic size")
+    return tuple(size for size in sizes if size is not None)
+
+
+def step_rows(node: Node, cuts: Mapping[Node, RowCut], exchanges: frozenset[Node]) -> RowStep:
+    """How a node that reads something cut can be computed run by run."""
+    target = node.target
+    if target in FUSED_ATTENTION:
+        return _attention(node, cuts)
+    if target in (aten.mm.default, aten.addmm.default, aten.bmm.default):
+        return _matmul(node, cuts)
+    if is_concatenation(node):
+        return _concatenated(node, cuts)
+    if is_pointwise(node) or target in _ALIGNED:
+        return _aligned(node, cuts)
+    operand = node.all_input_nodes[0]
+    if operand not in cuts or len(node.all_input_nodes) > 1:
+        raise CutUnknown(f"{target} ({node.name}) may mix rows")
+    return RowStep(_of_one(node, operand, cuts[operand], exchanges), (operand,))
+
+
+def _of_one(node: Node, operand: Node, cut: RowCut, exchanges: frozenset[Node]) -> RowCut:
+    target = node.target
+    if target is ALL_TO_ALL:
+        return _exchanged(node, cut, exchanges)
+    if target in COPY:
+        return cut
+    if target in RESHAPE:
+        return _reshaped(cut, sizes_of(operand), sizes_of(node), node)
+    if target in PERMUTE:
+        return cut.at(permutation(node, len(shape_of(operand))).index(cut.dim))
+    if target in SLICING or target is operator.getitem:
+        return _sliced(cut, operand, node)
+    if target in _REDUCING:
+        return _reduced(cut, operand, node)
+    if target in SOFTMAX or target in _KEEPING:
+        return _unchanged(cut, operand, node)
+    raise CutUnknown(f"{target} ({node.name}) may mix rows")
+
+
+_ALIGNED = frozenset({aten.expand.default, aten.slice_scatter.default})
+"""Whose tensors are aligned at their last dims, as those of pointwise ops are."""
+_REDUCING = frozenset(
+    {
+        aten.sum.dim_IntList,
+        aten.mean.dim,
+        aten.amax.default,
+        aten.amin.default,
+        aten.var_mean.correction,
+        aten.var.correction,
+    }
+)
+_KEEPING = frozenset(
+    {
+        aten.constant_pad_nd.default,
+        aten.view_as_complex.default,
+        aten.view_as_real.default,
+        aten._conj.default,
+    }
+)
+"""What may change other dims than that of the rows."""
+
+
+def _exchanged(node: Node, cut: RowCut, exchanges: frozenset[Node]) -> RowCut:
+    if node not in exchanges:
+        raise CutUnknown(f"{node.name} is no exchange of a Ulysses attention")
+    num_ranks = len(bound(node)["input_split_sizes"])
+    if cut.dim == 0 and cut.outer % num_ranks:
+        raise CutUnknown(f"{node.name} sends blocks of rows that are cut")
+    return cut
+
+
+def _reshaped(cut: RowCut, before: Sequence[int], after: Sequence[int], node: Node) -> RowCut:
+    blocks = math.prod(before[: cut.dim]) * cut.outer
+    ahead = 1
+    scaled = None
+    for dim, size in enumerate(after):
+        if blocks % ahead == 0 and size % (outer := blocks // ahead) == 0:
+            rows = size // outer
+            if rows == cut.rows:
+                return RowCut(dim, outer, cut.lengths)
+            if scaled is None and all(n * rows % cut.rows == 0 for n in cut.lengths) and rows > 1:
+                lengths = tuple(n * rows // cut.rows for n in cut.lengths)
+                scaled = RowCut(dim, outer, lengths)
+        ahead *= size
+    if scaled is None:
+        raise CutUnknown(f"{node.name} joins rows with what is outside of them, or cuts them")
+    return scaled
+
+
+def _attention(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
+    """A query sees all keys and values, and no other query."""
+    if node.target not in FUSED_ATTENTION or not hasattr(node.target, "_schema"):
+        raise CutUnknown(f"{node.name} may look at the places of its rows")
+    attention = parse_fused_attention(node)
+    if attention.query not in cuts or cuts[attention.query].dim != 2:
+        raise CutUnknown(f"{node.name} reads its query as a whole")
+    if attention.is_causal:
+        raise CutUnknown(f"{node.name} is causal")
+    if attention.mask is not None and sizes_of(attention.mask)[-2] != 1:
+        raise CutUnknown(f"{node.name} has a mask with a row per query")
+    return RowStep(cuts[attention.query], (attention.query,))
+
+
+def _matmul(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
+    """Rows of the left operand are rows of the product."""
+    left, right = matmul_operands(node)
+    dim = 1 if node.target is aten.bmm.default else 0
+    if left not in cuts or cuts[left].dim != dim or right in cuts:
+        raise CutUnknown(f"{node.name} sums over what is cut")
+    if node.target is aten.addmm.default and len(shape_of(bound(node)["self"])) > 1:
+        raise CutUnknown(f"{node.name} adds a matrix")
+    return RowStep(cuts[left], (left,))
+
+
+def _sliced(cut: RowCut, operand: Node, node: Node) -> RowCut:
+    if node.target is operator.getitem and operand.target not in SLICING:
+        return cut  # one of several results
+    if not is_tensor(node):
+        return cut  # the getitem that follows picks the part
+    slicing = operand if node.target is operator.getitem else node
+    whole = bound(slicing)["self"]
+    dim = bound(slicing)["dim"] % len(shape_of(whole))
+    if dim == cut.dim:
+        return _taken(cut, slicing, node)
+    drops_dim = slicing.target in (aten.select.int, aten.unbind.int)
+    return cut.at(cut.dim - 1) if drops_dim and dim < cut.dim else cut
+
+
+def _taken(cut: RowCut, slicing: Node, node: Node) -> RowCut:
+    begin, end = taken_rows(slicing, node)
+    if (begin, end) == (0, cut.outer * cut.rows):
+        return cut
+    if cut.outer != 1 or slicing.target in (aten.select.int, aten.unbind.int):
+        raise CutUnknown(f"{slicing.name} takes rows of several blocks")
+    runs = (cut.run(number) for number in range(len(cut.lengths)))
+    return replace(cut, lengths=tuple(max(0, min(end, e) - max(begin, b)) for b, e in runs))
+
+
+def taken_rows(slicing: Node, node: Node) -> tuple[int, int]:
+    """From where to where a slice, or one result of a split, reaches."""
+    part = slice_of(slicing, node if slicing is not node else None)
+    begin, length = (None, None) if part is None else (known(part[1]), known(part[2]))
+    if begin is None or length is None:
+        raise CutUnknown(f"{slicing.name} takes rows that are not known")
+    return begin, begin + length
+
+
+def _concatenated(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
+    dim, tensors = _dim_argument(node), bound(node)["tensors"]
+    found = [cuts[item] for item in tensors if item in cuts]
+    if node.target is aten.cat.default and found[0].dim == dim:
+        return RowStep(_joined_rows(node, tensors, cuts), tuple(tensors))
+    _refuse_different(node, found)
+    is_stack = node.target is aten.stack.default
+    cut = found[0].at(found[0].dim + 1) if is_stack and dim <= found[0].dim else found[0]
+    return RowStep(cut, tuple(tensors))
+
+
+def _joined_rows(node: Node, tensors: Sequence[Node], cuts: Mapping[Node, RowCut]) -> RowCut:
+    """Tensors one behind the other: each run must stay one stretch of rows."""
+    lengths = joined_lengths(node, tensors, cuts)
+    filled = [number for item in lengths for number, length in enumerate(item) if length]
+    if any(first > second for first, second in itertools.pairwise(filled)):
+        raise CutUnknown(f"{node.name} puts runs of rows between each other")
+    return RowCut(_dim_argument(node), 1, tuple(map(sum, zip(*lengths, strict=True))))
+
+
+def joined_lengths(
+    node: Node, tensors: Sequence[Node], cuts: Mapping[Node, RowCut]
+) -> list[tuple[int, ...]]:
+    """The rows of each run in each tensor that is joined; one that is not cut lies in the run that
+    the next one begins with, or in the last.
+    """
+    dim = _dim_argument(node)
+    number_of_runs = len(next(cuts[item] for item in tensors if item in cuts).lengths)
+    found: list[tuple[int, ...]] = []
+    run = number_of_runs - 1
+    for item in reversed(tensors):
+        cut = cuts.get(item)
+        if cut is None:
+            rows = sizes_of(item)[dim]
+            found.append(tuple(rows if n == run else 0 for n in range(number_of_runs)))
+            continue
+        if (cut.dim, cut.outer) != (dim, 1):
+            raise CutUnknown(f"{node.name} joins rows of several blocks")
+        found.append(cut.lengths)
+        run = next(n for n, length in enumerate(cut.lengths) if length)
+    return found[::-1]
+
+
+def _aligned(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
+    shape = sizes_of(node)
+    operands = [item for item in node.all_input_nodes if is_tensor(item)]
+    found = []
+    for item in operands:
+        if item not in cuts:
+            continue
+        cut, own = cuts[item], sizes_of(item)
+        shifted = cut.at(cut.dim + len(shape) - len(own))
+        if shape[shifted.dim] != own[cut.dim]:
+            raise CutUnknown(f"{node.name} repeats rows")
+        found.append(shifted)
+    _refuse_different(node, found)
+    if node.target is aten.slice_scatter.default and _dim_argument(node) == found[0].dim:
+        raise CutUnknown(f"{node.name} writes some of the rows")
+    for item in operands:
+        run_of_operand(node, item, found[0])
+    return RowStep(found[0], tuple(operands))
+
+
+def run_of_operand(node: Node, operand: Node, cut: RowCut) -> RowCut | None:
+    """How an operand of a node with this cut is cut, None if it has the same for every row."""
+    dim = cut.dim
+    if node.target is aten.stack.default:
+        dim -= _dim_argument(node) < cut.dim
+    elif is_pointwise(node) or node.target in _ALIGNED:
+        dim -= len(shape_of(node)) - len(shape_of(operand))
+    if dim < 0 or (size := sizes_of(operand)[dim]) == 1:
+        return None
+    if size != cut.outer * cut.rows:
+        raise CutUnknown(f"{node.name} reads {operand.name}, whose rows are unclear")
+    return cut.at(dim)
+
+
+def _dim_argument(node: Node) -> int:
+    dim: int = bound(node)["dim"] % len(shape_of(node))
+    return dim
+
+
+def _refuse_different(node: Node, found: Sequence[RowCut]) -> None:
+    if any(cut != found[0] for cut in found):
+        raise CutUnknown(f"{node.name} joins tensors whose rows are cut at different places")
+
+
+def _reduced(cut: RowCut, operand: Node, node: Node) -> RowCut:
+    arguments = bound(node)
+    ndim = len(shape_of(operand))
+    dims = {dim % ndim for dim in arguments["dim"] or range(ndim)}
+    if cut.dim in dims:
+        raise CutUnknown(f"{node.name} reduces over rows")
+    dropped = 0 if arguments["keepdim"] else sum(dim < cut.dim for dim in dims)
+    return cut.at(cut.dim - dropped)
+
+
+def _unchanged(cut: RowCut, operand: Node, node: Node) -> RowCut:
+    before, after = sizes_of(operand), sizes_of(node)
+    if cut.dim >= len(after) or before[cut.dim] != after[cut.dim]:
+        raise CutUnknown(f"{node.target} ({node.name}) may mix rows")
+    if node.target in SOFTMAX and bound(node)["dim"] % len(after) == cut.dim:
+        raise CutUnknown(f"{node.name} is over rows")
+    return cut

@@ -1,0 +1,110 @@
+"""Whether a device computes a row alike whatever rows stand beside it: tried, op by op.
+
+Libraries choose kernels by shape, and another kernel may sum in another order: MKL multiplies fewer
+than four rows in a way of its own. So every matmul and attention that would run on some of its rows
+is called once on all of them and once run by run, with random data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from cocodiff_compile.agreement.all_ranks import gathered
+from cocodiff_compile.compat import autotunes_matmuls, find_group, outside_the_compiler
+from cocodiff_compile.graph.aten import (
+    FUSED_ATTENTION,
+    is_collective,
+    is_heavy,
+    is_tensor,
+    parse_fused_attention,
+    value_of,
+)
+from cocodiff_compile.graph.row_cut import RowCut, RowPlan, RowStep
+
+_MAX_KEYS = 2048
+"""Keys and values that a trial attention reads: it goes through them block by block."""
+
+
+def rows_differ(plan: RowPlan) -> str:
+    """The first op whose rows differ when they are computed run by run; empty if none do."""
+    if autotunes_matmuls():
+        return "max_autotune chooses other kernels for other numbers of rows"
+    tried: set[Hashable] = set()
+    with outside_the_compiler(), torch.no_grad():
+        for node, step in plan.steps.items():
+            if not is_heavy(node) or (key := _key(node, step)) in tried:
+                continue
+            tried.add(key)
+            if not _is_exact(node, step):
+                runs = "+".join(map(str, step.cut.lengths))
+                return f"{node.target} ({node.name}) gives other bits for rows in runs of {runs}"
+    return ""
+
+
+def rows_differ_on_any(plan: RowPlan, group: str) -> str:
+    """The same on all ranks of a group, each of which calls this: what the first one finds, or that
+    they would exchange different runs.
+    """
+    exchanges = [step.cut for node, step in plan.steps.items() if is_collective(node)]
+    with outside_the_compiler():
+        found = gathered((rows_differ(plan), exchanges), find_group(group))
+    if any(theirs != exchanges for _, theirs in found):
+        return "ranks would exchange different runs of tokens"
+    return next(filter(None, (reason for reason, _ in found)), "")
+
+
+def _key(node: Node, step: RowStep) -> Hashable:
+    tensors = [value_of(item) for item in node.all_input_nodes if is_tensor(item)]
+    layouts = tuple((item.dtype, tuple(item.shape), item.stride()) for item in tensors)
+    return node.target, layouts, step.cut
+
+
+def _is_exact(node: Node, step: RowStep) -> bool:
+    (by_run,) = step.by_run
+    samples = _samples(node)
+    whole = _call(node, samples)
+    for number, length in enumerate(step.cut.lengths):
+        if length:
+            part = _call(node, samples | {by_run: _rows(samples[by_run], step.cut, number)})
+            if not torch.equal(part, _rows(whole, step.cut, number)):
+                return False
+    return True
+
+
+def _call(node: Node, samples: Mapping[Node, Any]) -> Tensor:
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), samples.__getitem__)
+    result = node.target(*args, **kwargs)  # type: ignore[operator]
+    first: Tensor = result[0] if isinstance(result, (tuple, list)) else result
+    return first
+
+
+def _rows(tensor: Tensor, cut: RowCut, number: int) -> Tensor:
+    begin, end = cut.run(number)
+    blocks: Tensor = tensor.unflatten(cut.dim, (cut.outer, cut.rows))  # type: ignore[no-untyped-call]
+    return blocks.narrow(cut.dim + 1, begin, end - begin).flatten(cut.dim, cut.dim + 1)
+
+
+def _samples(node: Node) -> dict[Node, Any]:
+    """For each input random data of its shape, and in its order in memory. Of an attention one
+    head, and some of the keys.
+    """
+    samples = {item: _sample(item) for item in node.all_input_nodes}
+    if node.target in FUSED_ATTENTION:
+        attention = parse_fused_attention(node)
+        samples = {item: sample[:1, :1] for item, sample in samples.items()}
+        for item in (attention.key, attention.value):
+            samples[item] = samples[item][..., :_MAX_KEYS, :]
+        if attention.mask is not None:
+            samples[attention.mask] = samples[attention.mask][..., :_MAX_KEYS]
+    return samples
+
+
+def _sample(source: Node) -> Any:
+    like = value_of(source)
+    sample = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return sample.normal_() if like.dtype.is_floating_point else sample.fill_(1)

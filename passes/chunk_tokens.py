@@ -1,0 +1,402 @@
+"""chunk-tokens: run what lies between attentions per run of this rank's tokens.
+
+Needs     recognised sites, in chunks of heads or not; in how many runs the tokens are to be cut.
+Rewrites  the queries of every attention, and all that is computed row by row from there on: ways
+          out, projections, norms, MLPs, the next attention's ways in. Keys and values are joined
+          again in front of their attention.
+Keeps     every value: rows do not see each other in any of this. Bit for bit where the library
+          that multiplies computes a row alike whatever stands beside it, as on CPU. As many bytes
+          travel as before, in more messages.
+Declines  a site whose tokens cannot be followed from its queries through its way out.
+
+    exchange -> [S, C] -> projection, norm, MLP [S, C] -> exchange
+    n times:    [s, C] -> projection, norm, MLP [s, C] -> exchange: one run computes while others
+    travel
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from cocodiff_compile.graph.aten import (
+    ALL_TO_ALL,
+    FUSED_ATTENTION,
+    RESHAPE,
+    SLICING,
+    aten,
+    bound,
+    emit,
+    emit_contiguous,
+    is_tensor,
+    parse_fused_attention,
+)
+from cocodiff_compile.graph.head_cut import CutUnknown
+from cocodiff_compile.graph.pipeline import PassResult
+from cocodiff_compile.graph.records import (
+    Attention,
+    Declined,
+    Exchange,
+    Leg,
+    Projection,
+    Recognition,
+    UlyssesSite,
+    copied,
+)
+from cocodiff_compile.graph.row_cut import (
+    RowCut,
+    RowPlan,
+    RowStep,
+    joined_lengths,
+    run_of_operand,
+    sizes_of,
+    step_rows,
+    taken_rows,
+)
+from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.schedule.graph_tasks import graph_tasks
+from cocodiff_compile.schedule.list_schedule import list_schedule
+from cocodiff_compile.schedule.tasks import Tasks
+
+AUTO_COUNT = 2
+"""What "auto" tries: more runs gain little more, and make more kernels."""
+MIN_GAIN = 0.03
+"""What runs must save of the estimated time before they are taken."""
+
+
+def plan_rows(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> RowPlan:
+    """Follows runs of rows from the queries of `sites` through the graph."""
+    seeds = {
+        node: site
+        for site in sites
+        for node in site.attention.nodes
+        if node.target in FUSED_ATTENTION
+    }
+    exchanges = frozenset(piece.start for site in sites for piece in site.pieces)
+    cuts: dict[Node, RowCut] = {}
+    steps: dict[Node, RowStep] = {}
+    stopped: dict[Node, str] = {}
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        reads = {source: cuts[source] for source in node.all_input_nodes if source in cuts}
+        try:
+            if node in seeds and (query := parse_fused_attention(node).query) not in cuts:
+                reads[query] = _first_cut(query, seeds[node], count)
+            if not reads:
+                continue
+            steps[node] = step_rows(node, reads, exchanges)
+            cuts[node] = steps[node].cut
+        except CutUnknown as unknown:
+            stopped[node] = str(unknown)
+    return RowPlan(steps, count, stopped)
+
+
+def _first_cut(query: Node, site: UlyssesSite, count: int) -> RowCut:
+    num_ranks = site.o.exchange.num_ranks
+    tokens, rest = divmod(sizes_of(query)[2], num_ranks)
+    if rest or tokens < count:
+        raise CutUnknown(f"{sizes_of(query)[2]} tokens of {num_ranks} ranks")
+    most = -(-tokens // count)
+    return RowCut(2, num_ranks, (*[most] * (count - 1), tokens - most * (count - 1)))
+
+
+@dataclass(frozen=True)
+class ChunkTokens:
+    """The tokens of a rank in `chunks` runs; given costs instead, in `AUTO_COUNT` if that is
+    estimated to pay. `differ` says why a plan would not give the same bits on every rank, if so.
+    """
+
+    chunks: int | Costs
+    differ: Callable[[RowPlan], str]
+    name: str = "chunk-tokens"
+
+    def run(self, graph: Graph, found: Recognition) -> PassResult:
+        costs = self.chunks if isinstance(self.chunks, Costs) else None
+        count = AUTO_COUNT if isinstance(self.chunks, Costs) else self.chunks
+        plan, declined = plan_runs(graph, found.sites, count)
+        if reason := self.differ(plan):
+            return PassResult(False, declined=declined, notes=(f"left whole: {reason}",))
+        if costs is None or not plan.steps:
+            return replace(chunk_tokens(graph, found, plan), declined=declined)
+        whole_s, cut_s = (_seconds(graph, found, costs, n) for n in (1, count))
+        note = f"estimated {whole_s * 1e3:.1f} ms whole, {cut_s * 1e3:.1f} ms in {count} runs"
+        if cut_s > (1 - MIN_GAIN) * whole_s:
+            return PassResult(False, notes=(f"{note}: left whole",))
+        result = chunk_tokens(graph, found, plan)
+        return replace(result, declined=declined, notes=(*result.notes, note))
+
+
+def _seconds(graph: Graph, found: Recognition, costs: Costs, count: int) -> float:
+    return list_schedule(token_tasks(graph, found, costs, count)).clock.now_s
+
+
+def token_tasks(graph: Graph, found: Recognition, costs: Costs, count: int) -> Tasks:
+    """The tasks of a graph as they would be with tokens in `count` runs."""
+    if count > 1:
+        graph, found = copied(graph, found)
+        plan, _ = plan_runs(graph, found.sites, count)
+        found = chunk_tokens(graph, found, plan).recognition or found
+    return graph_tasks(graph, found, costs).tasks
+
+
+def chunk_tokens(graph: Graph, found: Recognition, plan: RowPlan) -> PassResult:
+    """Computes run by run what is in the plan."""
+    if not plan.steps:
+        return PassResult(False)
+    made = _Rewrite(graph, plan).run()
+    graph.eliminate_dead_code()
+    recognition = replace(found, sites=tuple(map(made.site, found.sites)))
+    cut = sum(
+        site.attention != old.attention
+        for site, old in zip(recognition.sites, found.sites, strict=True)
+    )
+    return PassResult(
+        True, recognition, notes=(f"tokens of {cut} attentions in {plan.count} runs",)
+    )
+
+
+def plan_runs(
+    graph: Graph, sites: Sequence[UlyssesSite], count: int
+) -> tuple[RowPlan, tuple[Declined, ...]]:
+    """The plan for all sites whose runs reach their way out, and the other sites."""
+    able, declined = _able(graph, sites, count)
+    return plan_rows(graph, able, count), declined
+
+
+def _able(
+    graph: Graph, sites: Sequence[UlyssesSite], count: int
+) -> tuple[list[UlyssesSite], tuple[Declined, ...]]:
+    """Sites whose runs reach their way out, and those where they do not."""
+    plan = plan_rows(graph, sites, count)
+    declined = {}
+    for site in sites:
+        if not all(piece.start in plan.steps for piece in site.o.exchange.pieces):
+            reasons = (plan.stopped.get(node) for node in _behind(site))
+            reason = next(filter(None, reasons), "its attention is not one op")
+            declined[site.index] = Declined(
+                site.attention.output, f"its tokens cannot be cut: {reason}", site.module_path
+            )
+    return [site for site in sites if site.index not in declined], tuple(declined.values())
+
+
+def _behind(site: UlyssesSite) -> Iterable[Node]:
+    """From the attention to the way out, in graph order."""
+    ends = {piece.start for piece in site.o.exchange.pieces}
+    found = dict.fromkeys(site.attention.nodes)
+    stack = list(found)
+    while stack:
+        for user in stack.pop().users:
+            if user not in found:
+                found[user] = None
+                if user not in ends:
+                    stack.append(user)
+    return sorted(found)
+
+
+@dataclass
+class _Rewrite:
+    graph: Graph
+    plan: RowPlan
+    runs: dict[Node, list[Node | None]] = field(default_factory=dict)
+    """What stands for each run of a node that is cut; none for one without rows."""
+    joined: dict[Node, Node] = field(default_factory=dict)
+
+    def run(self) -> _Rewrite:
+        for node in list(self.graph.nodes):
+            with self.graph.inserting_before(node):
+                if node in self.plan.steps:
+                    self.runs[node] = self._runs_of(node)
+                else:
+                    for source in node.all_input_nodes:
+                        if source in self.plan.steps:
+                            node.replace_input_with(source, self._whole(source))
+        for node in reversed(list(self.plan.steps)):
+            self.graph.erase_node(node)
+        return self
+
+    def _runs_of(self, node: Node) -> list[Node | None]:
+        lengths = self.plan.steps[node].cut.lengths
+        if node.target in SLICING and not is_tensor(node):
+            return [None] * len(lengths)  # what picks its results takes them from its input
+        return [self._run_of(node, n) if lengths[n] else None for n in range(len(lengths))]
+
+    def _run_of(self, node: Node, number: int) -> Node:
+        step = self.plan.steps[node]
+        slicing = node.all_input_nodes[0] if node.target is operator.getitem else node
+        if slicing.target in SLICING:
+            return self._slice(slicing, node, number)
+        if (
+            node.target is aten.cat.default
+            and bound(node)["dim"] % len(sizes_of(node)) == step.cut.dim
+        ):
+            return self._joined_run(node, number)
+        inputs = {source: self._input(node, source, number) for source in node.all_input_nodes}
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
+        target: Any = node.target
+        size = step.cut.outer * step.cut.lengths[number]
+        if target is ALL_TO_ALL:
+            return self._exchange(args, step.cut, size)
+        if target in _SIZED:
+            sizes = list(sizes_of(node))
+            args = (args[0], [*sizes[: step.cut.dim], size, *sizes[step.cut.dim + 1 :]])
+            target = aten.reshape.default if target in RESHAPE else target
+        like = node if is_tensor(node) else next(filter(is_tensor, inputs))
+        return emit(self.graph, target, *args, like=like, **kwargs)
+
+    def _exchange(self, args: tuple[Any, ...], cut: RowCut, size: int) -> Node:
+        source, _, splits, group = args
+        if cut.dim == 0:
+            splits = [size // len(splits)] * len(splits)
+        source = emit_contiguous(self.graph, source)
+        return emit(self.graph, ALL_TO_ALL, source, splits, splits, group, like=source)
+
+    def _slice(self, slicing: Node, node: Node, number: int) -> Node:
+        """The part of a run that a slice, or one result of a split, takes."""
+        whole: Node = bound(slicing)["self"]
+        run = self._existing(whole, number)
+        cut = self.plan.steps[whole].cut
+        dim = bound(slicing)["dim"] % len(sizes_of(whole))
+        if slicing is node and dim != cut.dim:
+            assert callable(node.target)
+            return emit(self.graph, node.target, run, *node.args[1:], like=node, **node.kwargs)
+        begin, end = taken_rows(slicing, node)
+        if slicing.target is aten.unbind.int:
+            return emit(self.graph, aten.select.int, run, dim, begin, like=node)
+        if dim == cut.dim:
+            first, last = cut.run(number)
+            if cut.outer == 1:
+                begin, end = max(begin, first) - first, min(end, last) - first
+            else:
+                begin, end = 0, cut.outer * (last - first)
+        return emit(self.graph, aten.slice.Tensor, run, dim, begin, end, like=node)
+
+    def _joined_run(self, node: Node, number: int) -> Node:
+        tensors = bound(node)["tensors"]
+        cuts = {item: self.plan.steps[item].cut for item in tensors if item in self.plan.steps}
+        parts = []
+        for item, lengths in zip(tensors, joined_lengths(node, tensors, cuts), strict=True):
+            if lengths[number]:
+                parts.append(self._existing(item, number) if item in cuts else item)
+        if len(parts) == 1:
+            return parts[0]
+        dim = self.plan.steps[node].cut.dim
+        return emit(self.graph, aten.cat.default, parts, dim, like=node)
+
+    def _input(self, node: Node, source: Node, number: int) -> Node:
+        """What a run of a node reads: its run of an input, or all of it."""
+        step = self.plan.steps[node]
+        if source not in step.by_run:
+            return self._whole(source) if source in self.plan.steps else source
+        if source in self.plan.steps:
+            return self._existing(source, number)
+        cut = run_of_operand(node, source, step.cut)
+        return source if cut is None else self._part(source, cut, number)
+
+    def _existing(self, node: Node, number: int) -> Node:
+        found = self.runs[node][number]
+        assert found is not None, f"{node.name} has no rows in run {number}"
+        return found
+
+    def _part(self, whole: Node, cut: RowCut, number: int) -> Node:
+        begin, end = cut.run(number)
+        if cut.outer == 1:
+            return emit(self.graph, aten.slice.Tensor, whole, cut.dim, begin, end, like=whole)
+        sizes = sizes_of(whole)
+        before, after = sizes[: cut.dim], sizes[cut.dim + 1 :]
+        blocks = [*before, cut.outer, cut.rows, *after]
+        shown = emit(self.graph, aten.reshape.default, whole, blocks, like=whole)
+        part = emit(self.graph, aten.slice.Tensor, shown, cut.dim + 1, begin, end, like=whole)
+        rows = [*before, cut.outer * (end - begin), *after]
+        return emit(self.graph, aten.reshape.default, part, rows, like=whole)
+
+    def _whole(self, node: Node) -> Node:
+        """All runs of a node, joined once."""
+        if node not in self.joined:
+            self.joined[node] = self._join(node)
+        return self.joined[node]
+
+    def _join(self, node: Node) -> Node:
+        cut = self.plan.steps[node].cut
+        parts = [run for run in self.runs[node] if run is not None]
+        if len(parts) == 1:
+            return parts[0]
+        if cut.outer == 1:
+            return emit(self.graph, aten.cat.default, parts, cut.dim, like=node)
+        blocks = []
+        for part in parts:
+            sizes = sizes_of(part)
+            rows = sizes[cut.dim] // cut.outer
+            shape = [*sizes[: cut.dim], cut.outer, rows, *sizes[cut.dim + 1 :]]
+            blocks.append(emit(self.graph, aten.reshape.default, part, shape, like=part))
+        whole = emit(self.graph, aten.cat.default, blocks, cut.dim + 1, like=node)
+        return emit(self.graph, aten.reshape.default, whole, list(sizes_of(node)), like=node)
+
+    # What recognition found, as it is now
+
+    def site(self, site: UlyssesSite) -> UlyssesSite:
+        """The same site, with the runs of what was cut in place of it."""
+        q, k, v, o = map(self._leg, site.legs)
+        attention = site.attention
+        nodes = self._all(attention.nodes)
+        output = self._all((attention.output,))[-1]
+        attention = Attention(attention.form, nodes, output, attention.mask, attention.is_causal)
+        independent = self._all(site.independent)
+        return replace(site, attention=attention, q=q, k=k, v=v, o=o, independent=independent)
+
+    def _all(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        return tuple(
+            run for node in nodes for run in self.runs.get(node, (node,)) if run is not None
+        )
+
+    def _leg(self, leg: Leg) -> Leg:
+        projections = tuple(part for item in leg.projections for part in self._projection(item))
+        return replace(leg, exchange=self._exchange_of(leg.exchange), projections=projections)
+
+    def _projection(self, item: Projection) -> list[Projection]:
+        if item.node not in self.runs:
+            return [item]
+        runs = [run for run in self.runs[item.node] if run is not None]
+        return [replace(item, node=run, rows=sizes_of(run)[0]) for run in runs]
+
+    def _exchange_of(self, exchange: Exchange) -> Exchange:
+        pieces = [part for piece in exchange.pieces for part in self._pieces_of(piece)]
+        if len(pieces) == len(exchange.pieces):
+            return exchange
+        return replace(
+            exchange,
+            start=pieces[0].start,
+            wait=pieces[-1].wait,
+            source=pieces[0].source,
+            result=pieces[0].result,
+            chunks=tuple(pieces),
+        )
+
+    def _pieces_of(self, piece: Exchange) -> list[Exchange]:
+        if piece.start not in self.runs:
+            return [piece]
+        rows = self.plan.steps[piece.start].cut
+        return [
+            replace(
+                piece,
+                start=self._existing(piece.start, number),
+                wait=self._existing(piece.wait, number),
+                source=bound(self._existing(piece.start, number))["input"],
+                result=self._existing(piece.wait, number),
+                splits=tuple(bound(self._existing(piece.start, number))["input_split_sizes"]),
+                size_bytes=piece.size_bytes * length // rows.rows,
+            )
+            for number, length in enumerate(rows.lengths)
+            if length
+        ]
+
+
+_SIZED = frozenset(
+    {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default}
+)
+"""Whose second argument is a shape."""

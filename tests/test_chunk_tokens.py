@@ -1,0 +1,218 @@
+"""chunk-tokens: what is computed per run of tokens is the whole, for every spelling of Ulysses."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from cocodiff_compile.compat import inductor_settings
+from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, PROJECTION
+from cocodiff_compile.graph.pipeline import PassResult, broken_rule
+from cocodiff_compile.graph.row_cut import RowPlan
+from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_rows
+from cocodiff_compile.passes.recognize_ulysses import recognize
+from cocodiff_compile.schedule import exact_rows
+from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.schedule.device import Device
+from cocodiff_compile.schedule.exact_rows import rows_differ
+from tests.captured import capture_call, fake_ranks
+from tests.idioms import IDIOMS, Idiom
+from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both
+
+NOT_ONE_OP = "not one op"
+DYNAMIC = "symbolic size"
+DECLINED = {
+    "blocks in lists": "takes rows of several blocks",
+    "replicated text": "takes rows of several blocks",
+    "mask": "a mask with a row per query",
+    "causal": "is causal",
+    "batched matmuls with a bias": NOT_ONE_OP,
+    "batched matmuls with a bias, in place": NOT_ONE_OP,
+    "batched matmuls with a bias, head first": NOT_ONE_OP,
+    "einsums": NOT_ONE_OP,
+    "einsums, one sample": NOT_ONE_OP,
+    "einsums, one head per rank": NOT_ONE_OP,
+    "einsums, packed by stack": NOT_ONE_OP,
+    "heads scaled, einsums": NOT_ONE_OP,
+    "reversed late, einsums": NOT_ONE_OP,
+    "rows dropped, einsums": NOT_ONE_OP,
+    "matmuls with scale and mask": NOT_ONE_OP,
+    "matmuls with scale and shift": NOT_ONE_OP,
+    "small values": NOT_ONE_OP,
+    "dynamic": DYNAMIC,
+    "dynamic, head first": DYNAMIC,
+    "dynamic, in place": DYNAMIC,
+    "dynamic, stack": DYNAMIC,
+    "dynamic, joint": DYNAMIC,
+    "dynamic, einsums": NOT_ONE_OP,
+    "rows dropped of the query too": "may mix rows",
+    "rows dropped of the query too, put back by cat": "takes rows of several blocks",
+}
+"""Idioms that are left whole, and a part of the reason."""
+
+SLOW_LINKS = Device("fast next to the links", 1e12, 1e12, 1.0, 1.0, 1.0, 1e-7)
+FAST_LINKS = Device("slow next to the links", 1e6, 1e6, 1.0, 1.0, 1.0, 1e-7)
+ENOUGH = {"image_tokens": 192, "text_tokens": 48}
+"""Tokens of which six ranks have enough: MKL multiplies fewer than four rows another way."""
+
+
+class Twice(nn.Module):
+    """A layer after itself, so that what it makes of runs is exchanged again."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, *rest: Tensor) -> Any:
+        once = self.layer(x, *rest)
+        once = once if isinstance(once, tuple) else (once,)
+        return self.layer(*once, *rest[len(once) - 1 :])
+
+
+def chunked(gm: GraphModule, count: int) -> tuple[GraphModule, PassResult]:
+    ours = GraphModule(gm, copy.deepcopy(gm.graph))
+    result = ChunkTokens(count, rows_differ).run(ours.graph, recognize(ours.graph))
+    assert broken_rule(ours.graph) == ""
+    return ours, result
+
+
+@pytest.mark.parametrize("name", [idiom.name for idiom in IDIOMS])
+def test_idiom_in_runs_is_whole_bit_for_bit(name: str) -> None:
+    (idiom,) = (idiom for idiom in IDIOMS if idiom.name == name)
+    idiom = replace(
+        idiom,
+        tokens=4 * idiom.tokens,
+        text_tokens=4 * idiom.text_tokens,
+        padded_tokens=4 * idiom.padded_tokens,
+    )
+    with fake_ranks(idiom.num_ranks):
+        model = Twice(idiom.model())
+        gm, values = capture_call(model, *idiom.arguments(), dynamic=idiom.dynamic)
+        before = str(gm.graph)
+        ours, result = chunked(gm, 2)
+    if name in DECLINED:
+        assert len(result.declined) == 2
+        assert all(DECLINED[name] in item.reason for item in result.declined)
+        assert not result.changed
+        assert str(ours.graph) == before
+        return
+    assert result.changed
+    assert not result.declined
+    assert result.recognition is not None
+    for site in result.recognition.sites:
+        assert len(site.o.exchange.chunks) == 2
+    starts = ours.graph.find_nodes(op="call_function", target=ALL_TO_ALL)
+    pieces = [item for site in result.recognition.sites for item in site.pieces]
+    assert {item.start for item in pieces} == set(starts)
+    on = machine(idiom.num_ranks)
+    in_runs, whole = run_both(ours, gm, values, on)
+    assert equal_on_every_rank(in_runs, whole)
+    assert not torch.equal(whole[0][0], whole[1][0])
+
+
+def _flux() -> tuple[GraphModule, list[Any]]:
+    gm, values, _ = captured_model("flux", **ENOUGH)
+    return gm, values
+
+
+def test_as_many_bytes_travel_and_as_many_rows_are_computed() -> None:
+    with fake_ranks(6):
+        gm, _ = _flux()
+        found = recognize(gm.graph)
+        _, result = chunked(gm, 3)
+    assert result.recognition is not None
+    for before, after in zip(found.sites, result.recognition.sites, strict=True):
+        assert sum(int(item.size_bytes) for item in after.pieces) == sum(
+            int(item.size_bytes) for item in before.pieces
+        )
+        for old, new in zip(before.legs, after.legs, strict=True):
+            assert sum(item.rows for item in new.projections) == sum(
+                item.rows for item in old.projections
+            )
+
+
+def test_only_what_mixes_rows_reads_them_joined() -> None:
+    """In FLUX: attentions, and the gather at its end."""
+    with fake_ranks(6):
+        gm, _ = _flux()
+        plan = plan_rows(gm.graph, recognize(gm.graph).sites, 2)
+    (gather,) = plan.stopped
+    assert "all_gather" in str(gather.target)
+    projections = [node for node in gm.graph.nodes if node.target in PROJECTION]
+    first = min(node for node in plan.steps if node.target in FUSED_ATTENTION)
+    behind = [node for node in projections if node > first and _rows(node) > 1]
+    assert behind
+    assert set(behind) <= set(plan.steps)
+
+
+def _rows(node: Node) -> int:
+    rows: int = node.meta["val"].shape[0]
+    return rows
+
+
+def test_a_wrong_run_is_caught() -> None:
+    """The proof itself: with one run of a way out sent twice the result is another."""
+    with fake_ranks(6):
+        gm, values = _flux()
+        ours, result = chunked(gm, 2)
+    assert result.recognition is not None
+    first, second = result.recognition.sites[0].o.exchange.chunks
+    source = second.start.all_input_nodes[0]
+    second.start.replace_input_with(source, first.start.all_input_nodes[0])
+    assert not equal_on_every_rank(*run_both(ours, gm, values, machine(2, 3)))
+
+
+def test_rows_that_a_library_computes_otherwise_stay_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = exact_rows._call
+
+    def by_rows(node: Node, samples: Any) -> Tensor:
+        result = call(node, samples)
+        return result * (1 + 1e-6 * result.shape[0]) if node.target in PROJECTION else result
+
+    with fake_ranks(6):
+        gm, _ = _flux()
+        assert rows_differ(plan_rows(gm.graph, recognize(gm.graph).sites, 2)) == ""
+        monkeypatch.setattr(exact_rows, "_call", by_rows)
+        before = str(gm.graph)
+        ours, result = chunked(gm, 2)
+    assert not result.changed
+    assert "gives other bits for rows in runs of" in result.notes[0]
+    assert str(ours.graph) == before
+
+
+def test_rows_stay_whole_where_kernels_are_tuned_by_shape() -> None:
+    with inductor_settings({"max_autotune": True}):
+        assert "max_autotune" in rows_differ(RowPlan({}, 2, {}))
+
+
+@pytest.mark.parametrize(("device", "is_cut"), [(SLOW_LINKS, True), (FAST_LINKS, False)])
+def test_runs_are_made_where_they_are_estimated_to_pay(device: Device, is_cut: bool) -> None:
+    on = machine(2, 3)
+    with fake_ranks(6):
+        gm, _ = _flux()
+        found = recognize(gm.graph)
+        costs = Costs(device, {found.sites[0].q.exchange.group: on}, "off")
+        result = ChunkTokens(costs, rows_differ).run(gm.graph, found)
+    assert result.changed == is_cut
+    assert "estimated" in result.notes[-1]
+
+
+def test_a_layer_of_an_idiom_alone_is_cut_behind_its_attention() -> None:
+    """Without a next attention the runs are joined at the end of the graph."""
+    (idiom, *_) = IDIOMS
+    idiom: Idiom = replace(idiom, tokens=16)
+    with fake_ranks(idiom.num_ranks):
+        gm, values = capture_call(idiom.model(), *idiom.arguments())
+        ours, result = chunked(gm, 2)
+    assert result.recognition is not None
+    (site,) = result.recognition.sites
+    assert [len(item.pieces) for item in site.exchanges] == [1, 1, 1, 2]
+    assert equal_on_every_rank(*run_both(ours, gm, values, machine(idiom.num_ranks)))
