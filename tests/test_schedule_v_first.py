@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import tempfile
@@ -69,7 +70,7 @@ class Generated:
 
 
 @functools.cache
-def generated(name: str, chunks: int) -> Generated:
+def generated(name: str, chunks: int, runs: int = 1) -> Generated:
     """A model as the backend hands it to Inductor, and the code that comes back."""
     small = SMALL_MODELS[name]
     place: dict[Node, int] = {}
@@ -83,8 +84,11 @@ def generated(name: str, chunks: int) -> Generated:
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder, fake_ranks(2):
         topology = slow_links(Path(folder) / "slow.json")
-        config = CompileConfig.from_options({"topology": topology, "head_chunks": chunks})
+        options = {"topology": topology, "head_chunks": chunks, "token_chunks": runs}
+        config = CompileConfig.from_options(options)
         model = small.build(num_layers=1, heads=4, head_size=32)
+        if runs > 1 and small.num_ulysses_attentions(model) == 1:
+            model = small.build(num_layers=2, heads=4, head_size=32)
         inputs = small.inputs(model, image_tokens=128, text_tokens=16)
         parallelize(model)
 
@@ -98,17 +102,26 @@ def generated(name: str, chunks: int) -> Generated:
     return Generated(place, kinds, report, code)
 
 
+IN_RUNS = [
+    *((name, 1, 2) for name in ("flux", "flux2")),
+    *(pytest.param(name, 1, 2, marks=pytest.mark.slow) for name in ("sd3", "qwen-image", "wan")),
+]
+
+
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-whole_and_chunked = pytest.mark.parametrize("chunks", [1, 2])
+whole_and_chunked = pytest.mark.parametrize(
+    ("name", "chunks", "runs"),
+    [*((name, chunks, 1) for name in MODELS for chunks in (1, 2)), *IN_RUNS],
+)
 
 
 @whole_and_chunked
-def test_generated_code_keeps_the_order_of_the_graph(model: str, chunks: int) -> None:
-    made = generated(model, chunks)
+def test_generated_code_keeps_the_order_of_the_graph(name: str, chunks: int, runs: int) -> None:
+    made = generated(name, chunks, runs)
     assert made.report.report.is_ordered
     assert made.kinds.count("all_to_all_single") == sum(len(site.pieces) for site in made.sites)
     assert keeps_order(made.code, made.kinds) is True
@@ -124,8 +137,8 @@ def _feeding(leg: Leg) -> list[Node]:
 
 
 @whole_and_chunked
-def test_v_is_sent_before_q_and_k_are_projected(model: str, chunks: int) -> None:
-    made = generated(model, chunks)
+def test_v_is_sent_before_q_and_k_are_projected(name: str, chunks: int, runs: int) -> None:
+    made = generated(name, chunks, runs)
     for site in made.sites:
         first = made.first(_starts(site.v))
         others = {node for leg in (site.q, site.k) for node in _feeding(leg)}
@@ -154,6 +167,22 @@ def test_a_chunk_is_attended_to_while_the_next_is_on_its_way(model: str) -> None
         out = [(made.place[item.start], made.place[item.wait]) for item in site.o.exchange.chunks]
         assert first < out[0][0] < second < out[1][0]
         assert second < out[0][1]
+
+
+@pytest.mark.parametrize(("name", "chunks", "runs"), IN_RUNS)
+def test_a_run_of_tokens_is_computed_while_the_other_is_on_its_way(
+    name: str, chunks: int, runs: int
+) -> None:
+    made = generated(name, chunks, runs)
+    assert len(made.sites) > 1
+    for site, after in itertools.pairwise(made.sites):
+        pieces = site.o.exchange.chunks
+        first, second = sorted(pieces, key=lambda item: made.place[item.start])
+        attended = [node for node in site.attention.nodes if "attention" in str(node.target)]
+        assert made.place[first.start] < made.last(attended) < made.place[first.wait]
+        behind = [item.node for item in after.v.projections]
+        assert made.place[second.wait] < made.last(behind)
+        assert made.first(_starts(after.v)) < made.last(behind)
 
 
 def test_the_way_out_is_waited_for_behind_independent_matmuls() -> None:

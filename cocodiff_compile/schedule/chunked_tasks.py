@@ -11,7 +11,7 @@ from cocodiff_compile.schedule.list_schedule import list_schedule
 from cocodiff_compile.schedule.tasks import NO_SITE, Task, Tasks
 
 MIN_GAIN = 0.03
-"""What chunks must save of the estimated time before they are taken."""
+"""What more chunks must save of the estimated time before they are taken: they make more code."""
 
 CostOf: TypeAlias = "Callable[[str, int], ExchangeCost]"
 """Of an exchange in a group, by bytes per rank."""
@@ -53,10 +53,9 @@ def _part(
 ) -> Task:
     if task.kind == "wait":
         return task
-    seconds = max(task.seconds / count, launch_s)
-    part = replace(task, seconds=seconds, light_s=task.light_s / count)
+    part = replace(task, light_s=task.light_s / count)
     if task.kind == "compute":
-        return part
+        return replace(part, seconds=max(task.seconds / count, launch_s))
     size_bytes = task.size_bytes // count
     cost = cost_of(task.group, size_bytes)
     return replace(part, size_bytes=size_bytes, exchange_s=cost.seconds, busy_s=cost.busy_s)
@@ -80,7 +79,7 @@ def choose_chunks(
     cost_of: CostOf,
     launch_s: float,
 ) -> ChunkChoice:
-    """The number of chunks with the least estimated time, of those `allowed` per site."""
+    """The number of chunks, of those `allowed` per site, beyond which more do not pay."""
     asked = sorted({1, *(count for counts in allowed.values() for count in counts)})
     choices = {
         number: {
@@ -93,7 +92,8 @@ def choose_chunks(
         number: list_schedule(in_chunks(tasks, counts, cost_of, launch_s)).clock.now_s
         for number, counts in choices.items()
     }
-    best = min(estimates, key=lambda number: (round(estimates[number], 9), number))
-    if estimates[best] > (1 - MIN_GAIN) * estimates[1]:
-        best = 1
+    best = 1
+    for number, seconds in estimates.items():
+        if seconds <= (1 - MIN_GAIN) * estimates[best]:
+            best = number
     return ChunkChoice(choices[best], estimates[best], estimates)

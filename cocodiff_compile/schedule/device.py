@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,18 @@ class Device:
     memory_efficiency: float
     launch_s: float
     """The shortest a kernel takes."""
+    start_s: float = 0.0
+    """How long an exchange, of however few bytes, keeps a rank from computing."""
+
+    def shared(self, share: float, start_s: float) -> Device:
+        """This, with a share of the time of what computes, and exchanges that take of it too."""
+        return replace(
+            self,
+            matmul_flops_per_s=share * self.matmul_flops_per_s,
+            memory_bytes_per_s=share * self.memory_bytes_per_s,
+            launch_s=self.launch_s / share,
+            start_s=start_s / share,
+        )
 
     def matmul_seconds(self, flops: float) -> float:
         return flops / (self.matmul_flops_per_s * self.matmul_efficiency)

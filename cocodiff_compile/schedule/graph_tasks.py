@@ -73,7 +73,7 @@ def _task(
     cost = costs.exchange(node)
     return make(
         kind="start",
-        seconds=costs.device.launch_s,
+        seconds=max(costs.device.start_s, costs.device.launch_s),
         exchange_s=cost.seconds,
         busy_s=cost.busy_s,
         links=cost.links,

@@ -1,8 +1,10 @@
-"""What a rank computes with, measured: a matmul, an attention and a copy, a few times each. Of all
-times the lower quartile counts: what others do on the machine only adds to them.
+"""What a rank computes with, measured: a matmul, an attention and an activation, a few times each. Of all
+times the lower quartile counts: what others do on the machine only adds to them. Where ranks
+outnumber the cores each gets a share of that, and one that sends by its own processor computes less
+meanwhile: both are measured too.
 
-All ranks measure at the same time, as they will compute; the numbers of the first one count for
-all. A rank that only looks goes by a guess, unless its process has measured before.
+All ranks measure at the same time, as they will compute, and have the same numbers. A rank that
+only looks goes by a guess, unless its process has measured before.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
-from cocodiff_compile.agreement.all_ranks import from_first_rank
+from cocodiff_compile.agreement.all_ranks import from_first_rank, gathered
 from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
@@ -24,6 +27,9 @@ from cocodiff_compile.schedule.device import Device
 _LONG_ENOUGH_S = 2e-3
 _READINGS = 12
 _MAX_DOUBLINGS = 12
+_EXCHANGES = 4
+_SHARE_S = 0.1
+"""Some slices of time of the system's scheduler."""
 
 _GUESSES = {
     "cpu": Device("cpu, a guess", 60e9, 8e9, 1.0, 0.5, 1.0, 20e-6),
@@ -43,16 +49,22 @@ def find_device(found: Recognition, live: bool) -> Device:
         if not (live and ranks_are_real()):
             return _GUESSES["cpu" if value.device.type == "cpu" else "accelerator"]
         with outside_the_compiler(), torch.no_grad():
-            measured = measure_device(value.device, value.dtype)
-            known[key] = from_first_rank(measured, find_group(exchange.group))
+            known[key] = _agreed(value.device, value.dtype, find_group(exchange.group))
     return known[key]
+
+
+def _agreed(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Device:
+    measured = from_first_rank(measure_device(device, dtype), group)
+    own = measure_share(device, group), measure_start(device, group)
+    shares, starts = zip(*gathered(own, group), strict=True)
+    return measured.shared(statistics.fmean(shares), statistics.fmean(starts))
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Device:
     """Rates that are reached, with all of a rank's threads."""
     matmul = _rate(device, lambda size: _matmul(device, dtype, size))
     attention = _rate(device, lambda size: _attention(device, dtype, size))
-    memory = _rate(device, lambda size: _copy(device, dtype, size))
+    memory = _rate(device, lambda size: _activation(device, dtype, size))
     small = torch.ones(16, device=device, dtype=dtype)
     return Device(
         name=f"{device.type}, measured",
@@ -63,6 +75,38 @@ def measure_device(device: torch.device, dtype: torch.dtype) -> Device:
         memory_efficiency=1.0,
         launch_s=_seconds(device, lambda: small + small),
     )
+
+
+def measure_start(device: torch.device, group: dist.ProcessGroup) -> float:
+    """What an exchange of few bytes takes of a processor that computes too, in whatever thread."""
+    if device.type != "cpu":
+        return 0.0
+    buffer = torch.ones(dist.get_world_size(group))
+    _exchange(group, buffer)  # the first one connects
+    taken = []
+    for _ in range(_READINGS):
+        begin = time.process_time()
+        for _ in range(_EXCHANGES):
+            _exchange(group, buffer)
+        taken.append((time.process_time() - begin) / _EXCHANGES)
+    return statistics.quantiles(taken, n=4)[0]
+
+
+def measure_share(device: torch.device, group: dist.ProcessGroup) -> float:
+    """Of a core, what a rank gets while all of them compute: ranks may outnumber the cores."""
+    if device.type != "cpu":
+        return 1.0
+    _, compute = _matmul(device, torch.float32, 1)
+    dist.barrier(group)
+    begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
+    while (taken_s := time.perf_counter() - begin_s) < _SHARE_S:
+        compute()
+    return min(1.0, (time.thread_time() - begin_cpu_s) / taken_s)
+
+
+def _exchange(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
+    options = dist.AllToAllOptions()
+    group.alltoall_base(torch.empty_like(buffer), buffer, [], [], options).wait()
 
 
 _Work = tuple[float, Callable[[], object]]
@@ -82,9 +126,12 @@ def _attention(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
     return flops, lambda: scaled_dot_product_attention(query, query, query)
 
 
-def _copy(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
+def _activation(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
+    """What is light computes a little for all that it reads and writes."""
     source = torch.ones(size << 16, device=device, dtype=dtype)
-    return 2.0 * source.numel() * source.element_size(), source.clone
+    result = torch.empty_like(source)
+    moved = 2.0 * source.numel() * source.element_size()
+    return moved, lambda: torch.ops.aten.silu.out(source, out=result)
 
 
 def _rate(device: torch.device, make: Callable[[int], _Work]) -> float:
