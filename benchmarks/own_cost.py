@@ -2,8 +2,9 @@
 
     make bench-own-cost
 
-FLUX blocks, half of them double-stream, on a fake group. Every compile runs in a process of
-its own with empty caches, so each figure is that of a first start; the two backends take turns.
+FLUX blocks, half of them double-stream, on a fake group of two nodes whose links are slow enough
+for every pass to have something to do. Every compile runs in a process of its own with empty
+caches, so each figure is that of a first start; the two backends take turns.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from cocodiff_compile.report.describe import format_table
 
 LAYERS = (2, 8, 24)
 BACKENDS = ("inductor", "cocodiff")
-NUM_RANKS = 4
+NUM_RANKS = 2
+LINKS = {
+    "name": "slow",
+    "copy_bytes_per_s": 1e10,
+    "links": {"wire": {"bytes_per_s": 1e8, "latency_s": 1e-5}},
+    "axes": [{"name": "node", "size": NUM_RANKS, "link": "wire"}],
+}
+"""Exchanges take about as long as the computation of a guessed CPU."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Cost:
     """Of the process, Python and torch included."""
     num_nodes: int = 0
     pass_ms: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def main() -> None:
@@ -58,6 +67,8 @@ def main() -> None:
         parsed.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=1))
     print(f"\n{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}\n")
     print(_table(costs))
+    for cost in costs[1::2]:
+        print(f"{cost.layers} layers: {'; '.join(cost.notes)}")
 
 
 def _apart(backend: str, layers: int) -> Cost:
@@ -77,11 +88,19 @@ def _apart(backend: str, layers: int) -> Cost:
 def measure(backend: str, layers: int) -> Cost:
     """A cold compile of the whole model in this process."""
     small = SMALL_MODELS["flux"]
-    with fake_ranks(NUM_RANKS), torch.no_grad(), collect_reports() as reports:
+    with (
+        tempfile.NamedTemporaryFile("w", suffix=".json") as links,
+        fake_ranks(NUM_RANKS),
+        torch.no_grad(),
+        collect_reports() as reports,
+    ):
+        json.dump(LINKS, links)
+        links.flush()
         model = small.build(num_layers=layers // 2, heads=8, head_size=32)
         inputs = small.inputs(model, image_tokens=256, text_tokens=32)
         parallelize(model)
-        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        options = {} if backend == "inductor" else {"topology": links.name}
+        compiled = torch.compile(model, backend=backend, fullgraph=True, options=options)
         begin = time.perf_counter()
         compiled(**inputs)
         seconds = time.perf_counter() - begin
@@ -90,7 +109,8 @@ def measure(backend: str, layers: int) -> Cost:
         return Cost(backend, layers, seconds, peak_mib)
     (report,) = reports
     passes = {item["pass"]: item["ms"] for item in report.summary["passes"]}
-    return Cost(backend, layers, seconds, peak_mib, report.num_nodes, passes)
+    notes = tuple(note for item in report.summary["passes"] for note in item["notes"])
+    return Cost(backend, layers, seconds, peak_mib, report.num_nodes, passes, notes)
 
 
 def _table(costs: list[Cost]) -> str:

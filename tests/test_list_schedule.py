@@ -216,6 +216,31 @@ def test_chunks_are_left_where_they_do_not_pay(exchange_ms: float, latency_ms: f
     assert set(choice.counts.values()) == {1}
 
 
+def test_more_chunks_must_save_enough_over_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They make more code, and cost more than an estimate knows."""
+    from cocodiff_compile.schedule import chunked_tasks  # noqa: PLC0415
+
+    tasks = model(exchange_ms=8)
+
+    def cost(_group: str, size: int) -> ExchangeCost:
+        return linear_cost(size * 8e-6)
+
+    estimates = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S).estimates_s
+    saved = 1 - estimates[4] / estimates[2]
+    assert 0 < saved
+    for least, chosen in ((0.9 * saved, 4), (1.1 * saved, 2)):
+        monkeypatch.setattr(chunked_tasks, "MIN_GAIN", least)
+        choice = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S)
+        assert set(choice.counts.values()) == {chosen}
+        assert choice.seconds == choice.estimates_s[chosen]
+
+
+def test_every_chunk_pays_for_the_start_of_its_exchanges() -> None:
+    tasks = [Task("start", "start", (), 3 * MS, size_bytes=1000, group="g", site=0)]
+    chunked = in_chunks(tasks, {0: 4}, lambda _group, _size: linear_cost(1 * MS), LAUNCH_S)
+    assert [task.seconds for task in chunked] == [3 * MS] * 4
+
+
 def test_a_site_is_never_cut_into_more_than_it_allows() -> None:
     allowed: dict[int, Sequence[int]] = {0: (), 1: (2,), 2: (2, 4), 3: (3,)}
     choice = choose_chunks(

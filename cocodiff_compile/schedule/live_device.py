@@ -1,5 +1,5 @@
-"""What a rank computes with, measured: a matmul, an attention and an activation, a few times each. Of all
-times the lower quartile counts: what others do on the machine only adds to them. Where ranks
+"""What a rank computes with, measured: a matmul, an attention and an activation, a few times each.
+Of all times the lower quartile counts: what others do on the machine only adds to them. Where ranks
 outnumber the cores each gets a share of that, and one that sends by its own processor computes less
 meanwhile: both are measured too.
 
@@ -49,11 +49,12 @@ def find_device(found: Recognition, live: bool) -> Device:
         if not (live and ranks_are_real()):
             return _GUESSES["cpu" if value.device.type == "cpu" else "accelerator"]
         with outside_the_compiler(), torch.no_grad():
-            known[key] = _agreed(value.device, value.dtype, find_group(exchange.group))
+            known[key] = agreed_device(value.device, value.dtype, find_group(exchange.group))
     return known[key]
 
 
-def _agreed(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Device:
+def agreed_device(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Device:
+    """Measured by all ranks of a group at the same time, the same on each."""
     measured = from_first_rank(measure_device(device, dtype), group)
     own = measure_share(device, group), measure_start(device, group)
     shares, starts = zip(*gathered(own, group), strict=True)
