@@ -21,7 +21,7 @@ _PRESETS = {
         "models": "flux-short",
         "dtypes": "fp32",
         "grids": "2x1,2x2",
-        "shares": "50,75",
+        "shares": "55,75",
         "ways": "inductor,cache-dit,cocodiff",
     },
     "timeline": {
