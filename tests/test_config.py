@@ -14,7 +14,16 @@ from cocodiff_compile.config import PASS_NAMES, CompileConfig
 from cocodiff_compile.say_once import forget_what_was_said
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 
-KEYS = ["topology", "tapa", "v_first", "head_chunks", "v_major", "debug_dir", "disable"]
+KEYS = [
+    "topology",
+    "tapa",
+    "v_first",
+    "head_chunks",
+    "token_chunks",
+    "v_major",
+    "debug_dir",
+    "disable",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +41,7 @@ def test_defaults(options: dict[str, Any] | None) -> None:
         "tapa": "auto",
         "v_first": True,
         "head_chunks": "auto",
+        "token_chunks": "auto",
         "v_major": None,
         "debug_dir": None,
         "disable": (),
@@ -60,6 +70,8 @@ GOOD = [
     ("head_chunks", "auto", "auto"),
     ("head_chunks", 1, 1),
     ("head_chunks", 8, 8),
+    ("token_chunks", "auto", "auto"),
+    ("token_chunks", 3, 3),
     ("v_major", None, None),
     ("v_major", {}, {}),
     ("v_major", {"top": 3}, {"top": 3}),
@@ -86,7 +98,8 @@ BAD = [
     *(("tapa", value, "'auto', 'on', 'off'") for value in ("ON", "", True, None, ["on"])),
     *(("v_first", value, "True, False") for value in (1, 0, "true", None)),
     *(
-        ("head_chunks", value, "'auto' or a whole number from 1")
+        (key, value, "'auto' or a whole number from 1")
+        for key in ("head_chunks", "token_chunks")
         for value in (0, -1, True, 1.5, "2", None, [2])
     ),
     *(("v_major", value, "None, or a dict") for value in (3, "on", [("a", 1)], {1: 2})),

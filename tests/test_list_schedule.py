@@ -227,7 +227,7 @@ def test_more_chunks_must_save_enough_over_fewer(monkeypatch: pytest.MonkeyPatch
 
     estimates = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S).estimates_s
     saved = 1 - estimates[4] / estimates[2]
-    assert 0 < saved
+    assert saved > 0
     for least, chosen in ((0.9 * saved, 4), (1.1 * saved, 2)):
         monkeypatch.setattr(chunked_tasks, "MIN_GAIN", least)
         choice = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S)

@@ -36,9 +36,9 @@ pauses between exchanges earn little; not so small that a late timer on a busy c
 """
 
 _PACKET_BYTES = 1514
-_BUNDLE_BYTES = 15_000
-"""How many bytes of segments travel as one. Within the burst, or the kernel takes them apart, which
-the cores that compute pay for.
+_BUNDLE_OF_BURST, _MAX_BUNDLE_BYTES = 0.9, 60_000
+"""How many bytes of segments travel as one: the more, the less the cores that compute pay for the
+links. With their headers within the burst, or the kernel takes them apart.
 """
 
 _QUEUE = "100ms"
@@ -138,8 +138,6 @@ def _attach_node(cluster: Cluster, index: int) -> None:
     _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
     _ip("-n", node, "address", "add", f"{cluster.address(index)}/24", "dev", INTERFACE)
     _ip("-n", node, "link", "set", "lo", "up")
-    for namespace, device in ((node, INTERFACE), (switch, port)):
-        _ip("-n", namespace, "link", "set", device, "gso_max_size", str(_BUNDLE_BYTES))
     _ip("-n", node, "link", "set", INTERFACE, "up")
     # A connection that waited for its turn goes on as fast as it was.
     _run([*cluster.enter(index), "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0"])
@@ -158,10 +156,13 @@ def _shape(namespace: str, device: str, link: Link) -> None:
         subprocess.run([*device_of, "del", "dev", device, "root"], capture_output=True, check=False)
         return
     overhead = ["stab", "overhead", str(link.packet_bytes)] if link.packet_bytes else []
-    if link.packet_bytes:  # a bundle is charged once: each segment must travel alone
-        _ip("-n", namespace, "link", "set", device, "gso_max_size", str(_PACKET_BYTES))
     rate = round(link.rate_mbit * 1e6)
     burst = max(_BURST_BYTES, round(rate / 8 * _BURST_S), 2 * (_PACKET_BYTES + link.packet_bytes))
+    bundle = min(_MAX_BUNDLE_BYTES, int(_BUNDLE_OF_BURST * burst))
+    if link.packet_bytes:  # a bundle is charged once: each segment must travel alone
+        bundle = _PACKET_BYTES
+    _ip("-n", namespace, "link", "set", device, "gso_max_size", str(bundle))
+    _ip("-n", namespace, "route", "flush", "cache")  # so that open connections ask for it again
     shaper = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
     _run([*device_of, "replace", "dev", device, "root", *overhead, *shaper])
 

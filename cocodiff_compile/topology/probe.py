@@ -49,7 +49,7 @@ LOST = 1.35
 """Phases that took so many times the flat exchange need no second reading."""
 TOGETHER = 0.5
 """Share of the budget, beside it, for exchanges that are under way together."""
-TOGETHER_READINGS = 3
+TOGETHER_READINGS = 5
 MIN_REPEATS = 3
 BURST_S = 0.02
 """A reading repeats each exchange as often as this allows: what went before has less weight."""
@@ -175,7 +175,9 @@ def _curves(axes: Sequence[tuple[str, ...]], readings: _Readings) -> tuple[Measu
 def _together(
     bench: _Bench, alone: Sequence[MeasuredPhase], budget_s: float
 ) -> list[MeasuredPhase]:
-    """Several exchanges at once, at the sizes that were measured alone, while the time allows."""
+    """Several exchanges at once, at the sizes that were measured alone, while the time allows. The
+    least counts: it says what the links can carry, and all else only adds to it.
+    """
     sizes = [size for size, _ in alone[-1].points]
     readings: dict[float, list[float]] = {}
     expected_s = [IN_FLIGHT * sum(phase.seconds(size) for phase in alone) for size in sizes]
@@ -184,7 +186,7 @@ def _together(
         if bench.used_s + TOGETHER_READINGS * seconds > until_s and len(readings) >= 2:
             break
         all_ = [bench.read_together(size) for _ in range(TOGETHER_READINGS)]
-        readings[size] = [median(times) for times in zip(*all_, strict=True)]
+        readings[size] = [min(times) for times in zip(*all_, strict=True)]
     return [
         MeasuredPhase(axes, tuple(zip(readings, not_falling(seconds), strict=True)), IN_FLIGHT)
         for axes, *seconds in zip(bench.axes[1:], *readings.values(), strict=True)
