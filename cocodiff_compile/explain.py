@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from torch.fx import GraphModule
 from cocodiff_compile.backends.cocodiff import compile_graph
 from cocodiff_compile.compat import FakeTensorMode, make_boxed_func
 from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.records import Declined, UlyssesSite
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.report.describe import format_graph
+from cocodiff_compile.report.draw_schedule import draw_schedule
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """All graphs of one call: `print` it, or take `.sites`, `.declined`, `.to_json()`."""
+    """All graphs of one call: `print` it, `draw` it, or take `.sites`, `.declined`, `.to_json()`."""
 
     graphs: tuple[GraphReport, ...]
 
@@ -37,6 +40,15 @@ class Explanation:
         """The summaries of all graphs as one JSON text."""
         graphs = [{"graph": graph.number, **graph.summary} for graph in self.graphs]
         return json.dumps({"graphs": graphs}, indent=1)
+
+    def draw(self, file: str | Path) -> None:
+        """Draws the estimated step, as captured and as ordered: one attention in the middle of the
+        largest graph as a picture (`.svg`, `.png`, `.pdf`), all of it as a trace (`.json`).
+        """
+        ordered = [graph.report.estimate for graph in self.graphs if graph.report.estimate]
+        if not ordered:
+            raise UserError("nothing to draw: no order was estimated for any graph")
+        draw_schedule(max(ordered, key=lambda item: len(item.tasks)), Path(file))
 
     def __str__(self) -> str:
         if not self.graphs:

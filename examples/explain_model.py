@@ -1,9 +1,10 @@
 """What would the backend do with a model on 12 ranks? Asked on one machine, without any of them.
 
-    python examples/explain_model.py [MODEL] [RANKS]
+    python examples/explain_model.py [MODEL] [RANKS] [FILE]
 
 A fake process group stands in for the ranks: the graph is captured and every pass runs, no code is
-generated and nothing is sent.
+generated and nothing is sent. The estimated step is drawn to FILE (.svg, .png, or .json for
+Perfetto).
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 
 
-def main(name: str = "flux", num_ranks: str = "12") -> None:
+def main(name: str = "flux", num_ranks: str = "12", file: str = "") -> None:
     small = SMALL_MODELS[name]
     model = small.build(heads=int(num_ranks))
     inputs = small.inputs(model)
     with fake_ranks(int(num_ranks)):
-        print(cocodiff_compile.explain(parallelize(model), **inputs))
+        explanation = cocodiff_compile.explain(parallelize(model), **inputs)
+        print(explanation)
+    if file:
+        explanation.draw(file)
+        print(f"written: {file}")
 
 
 if __name__ == "__main__":

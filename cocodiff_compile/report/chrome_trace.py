@@ -15,6 +15,10 @@ class TraceSpan:
     start_us: float
     duration_us: float
 
+    @property
+    def end_us(self) -> float:
+        return self.start_us + self.duration_us
+
 
 @dataclass
 class ChromeTrace:

@@ -35,6 +35,8 @@ class OrderEstimate:
     compute_s: float
     exposed_s: float
     exchanges: tuple[ExchangeEstimate, ...]
+    spans: tuple[Span, ...]
+    """When each task runs."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,13 @@ def estimate_schedule(tasks: Tasks) -> ScheduleEstimate:
 
 
 def _estimate(clock: Clock) -> OrderEstimate:
-    return OrderEstimate(clock.now_s, clock.computed_s, clock.exposed_s, tuple(_exchanges(clock)))
+    return OrderEstimate(
+        clock.now_s,
+        clock.computed_s,
+        clock.exposed_s,
+        tuple(_exchanges(clock)),
+        tuple(clock.spans),
+    )
 
 
 def _exchanges(clock: Clock) -> list[ExchangeEstimate]:
