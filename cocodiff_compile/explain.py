@@ -24,7 +24,7 @@ from cocodiff_compile.report.draw_schedule import draw_schedule
 
 @dataclass(frozen=True)
 class Explanation:
-    """All graphs of one call: `print` it, `draw` it, or take `.sites`, `.declined`, `.to_json()`."""
+    """All graphs of one call: `print` it, `draw` it, take `.sites`, `.declined`, `.to_json()`."""
 
     graphs: tuple[GraphReport, ...]
 
