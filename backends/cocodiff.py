@@ -131,7 +131,8 @@ def _compile_inner(
     dumps = _Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with _agreement(gm.graph, report.recognition, config, live) as rounds:
-        passes = _rewriting(report.recognition, config, live, device)
+        differ = _rows_differ(report.recognition, live, alone=rounds is None)
+        passes = _rewriting(report.recognition, config, live, device, differ)
         report = Pipeline(passes, dumps.observers).run(gm, report)
         _publish(gm.graph, report, config, dumps, live)
         if rounds is not None:
@@ -157,7 +158,11 @@ def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]
 
 
 def _rewriting(
-    found: Recognition, config: CompileConfig, live: bool, device: Device | None
+    found: Recognition,
+    config: CompileConfig,
+    live: bool,
+    device: Device | None,
+    differ: Callable[[RowPlan], str],
 ) -> tuple[GraphPass, ...]:
     """The passes that change the graph. The machine, and what things cost on it, are looked for
     only if something is to be decided by them.
@@ -169,23 +174,25 @@ def _rewriting(
     machines = find_machines(found, config.topology, live) if tapa != "off" or ordering else {}
     costs = Costs(device or find_device(found, live), machines, tapa) if ordering else None
     heads = costs if config.head_chunks == "auto" else config.head_chunks
-    tokens = costs if config.token_chunks == "auto" else config.token_chunks
+    token_chunks = 1 if "chunk-tokens" in config.disable else config.token_chunks
+    tokens = costs if token_chunks == "auto" else token_chunks
     token_counts = (1, AUTO_COUNT) if isinstance(tokens, Costs) else (tokens or 1,)
     passes: list[GraphPass | None] = [
         SplitProjections(costs) if costs else None,
         ChunkHeads(heads, token_counts) if heads not in (None, 1) else None,
-        ChunkTokens(tokens, _rows_differ(found, live)) if tokens not in (None, 1) else None,
+        ChunkTokens(tokens, differ) if tokens not in (None, 1) else None,
         SplitTapaPhases(machines, tapa) if tapa != "off" else None,
         ScheduleVFirst(costs) if costs else None,
     ]
     return _enabled(config, *filter(None, passes))
 
 
-def _rows_differ(found: Recognition, live: bool) -> Callable[[RowPlan], str]:
+def _rows_differ(found: Recognition, live: bool, alone: bool) -> Callable[[RowPlan], str]:
     """Tried on live ranks, taken for exact by one that only looks."""
-    if not (live and ranks_are_real()):
+    if not (found.sites and live and ranks_are_real()):
         return lambda _: ""
-    return functools.partial(rows_differ_on_any, group=found.sites[0].q.exchange.group)
+    group = found.sites[0].q.exchange.group
+    return functools.partial(rows_differ_on_any, group=group, alone=alone)
 
 
 def _is_ordering(config: CompileConfig) -> bool:

@@ -90,6 +90,8 @@ def plan_rows(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> RowPlan
                 reads[query] = _first_cut(query, seeds[node], count)
             if not reads:
                 continue
+            if any(user.target is aten.as_strided.default for user in node.users):
+                raise CutUnknown(f"{node.name} is read by its place in memory")
             steps[node] = step_rows(node, reads, exchanges)
             cuts[node] = steps[node].cut
         except CutUnknown as unknown:
@@ -117,19 +119,27 @@ class ChunkTokens:
     name: str = "chunk-tokens"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        costs = self.chunks if isinstance(self.chunks, Costs) else None
-        count = AUTO_COUNT if isinstance(self.chunks, Costs) else self.chunks
-        plan, declined = plan_runs(graph, found.sites, count)
+        if isinstance(self.chunks, Costs):
+            return self._if_it_pays(graph, found, self.chunks)
+        plan, declined = plan_runs(graph, found.sites, self.chunks)
         if reason := self.differ(plan):
             return PassResult(False, declined=declined, notes=(f"left whole: {reason}",))
-        if costs is None or not plan.steps:
-            return replace(chunk_tokens(graph, found, plan), declined=declined)
-        whole_s, cut_s = (_seconds(graph, found, costs, n) for n in (1, count))
-        note = f"estimated {whole_s * 1e3:.1f} ms whole, {cut_s * 1e3:.1f} ms in {count} runs"
+        return replace(chunk_tokens(graph, found, plan), declined=declined)
+
+    def _if_it_pays(self, graph: Graph, found: Recognition, costs: Costs) -> PassResult:
+        """Nobody asked for runs: a site that cannot be cut is worth a note, no more."""
+        plan, whole = plan_runs(graph, found.sites, AUTO_COUNT)
+        notes = (f"{len(whole)} attentions left whole: {whole[0].reason}",) if whole else ()
+        if reason := self.differ(plan):
+            return PassResult(False, notes=(*notes, f"left whole: {reason}"))
+        if not plan.steps:
+            return PassResult(False, notes=notes)
+        whole_s, cut_s = (_seconds(graph, found, costs, n) for n in (1, AUTO_COUNT))
+        note = f"estimated {whole_s * 1e3:.1f} ms whole, {cut_s * 1e3:.1f} ms in {AUTO_COUNT} runs"
         if cut_s > (1 - MIN_GAIN) * whole_s:
-            return PassResult(False, notes=(f"{note}: left whole",))
+            return PassResult(False, notes=(*notes, f"{note}: left whole"))
         result = chunk_tokens(graph, found, plan)
-        return replace(result, declined=declined, notes=(*result.notes, note))
+        return replace(result, notes=(*notes, *result.notes, note))
 
 
 def _seconds(graph: Graph, found: Recognition, costs: Costs, count: int) -> float:
@@ -242,10 +252,10 @@ class _Rewrite:
         size = step.cut.outer * step.cut.lengths[number]
         if target is ALL_TO_ALL:
             return self._exchange(args, step.cut, size)
-        if target in _SIZED:
+        if target in RESHAPE or target is aten.expand.default:
             sizes = list(sizes_of(node))
             args = (args[0], [*sizes[: step.cut.dim], size, *sizes[step.cut.dim + 1 :]])
-            target = aten.reshape.default if target in RESHAPE else target
+            target, kwargs = aten.reshape.default if target in RESHAPE else target, {}
         like = node if is_tensor(node) else next(filter(is_tensor, inputs))
         return emit(self.graph, target, *args, like=like, **kwargs)
 
@@ -322,6 +332,11 @@ class _Rewrite:
         return self.joined[node]
 
     def _join(self, node: Node) -> Node:
+        if node.target in SLICING and not is_tensor(node):
+            source = node.all_input_nodes[0]
+            assert callable(node.target)
+            whole = self._whole(source)
+            return emit(self.graph, node.target, whole, *node.args[1:], like=source, **node.kwargs)
         cut = self.plan.steps[node].cut
         parts = [run for run in self.runs[node] if run is not None]
         if len(parts) == 1:
@@ -365,16 +380,16 @@ class _Rewrite:
         return [replace(item, node=run, rows=sizes_of(run)[0]) for run in runs]
 
     def _exchange_of(self, exchange: Exchange) -> Exchange:
-        pieces = [part for piece in exchange.pieces for part in self._pieces_of(piece)]
-        if len(pieces) == len(exchange.pieces):
+        if not any(piece.start in self.runs for piece in exchange.pieces):
             return exchange
+        pieces = [part for piece in exchange.pieces for part in self._pieces_of(piece)]
         return replace(
             exchange,
             start=pieces[0].start,
             wait=pieces[-1].wait,
             source=pieces[0].source,
             result=pieces[0].result,
-            chunks=tuple(pieces),
+            chunks=tuple(pieces) if len(pieces) > 1 else (),
         )
 
     def _pieces_of(self, piece: Exchange) -> list[Exchange]:
@@ -394,9 +409,3 @@ class _Rewrite:
             for number, length in enumerate(rows.lengths)
             if length
         ]
-
-
-_SIZED = frozenset(
-    {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default}
-)
-"""Whose second argument is a shape."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torch.nn import functional
 
 from cocodiff_compile.compat import inductor_settings
 from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, PROJECTION
@@ -20,7 +22,7 @@ from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.schedule import exact_rows
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
-from cocodiff_compile.schedule.exact_rows import rows_differ
+from cocodiff_compile.schedule.exact_rows import rows_differ, rows_differ_on_any
 from tests.captured import capture_call, fake_ranks
 from tests.idioms import IDIOMS, Idiom
 from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both
@@ -60,6 +62,15 @@ SLOW_LINKS = Device("fast next to the links", 1e12, 1e12, 1.0, 1.0, 1.0, 1e-7)
 FAST_LINKS = Device("slow next to the links", 1e6, 1e6, 1.0, 1.0, 1.0, 1e-7)
 ENOUGH = {"image_tokens": 192, "text_tokens": 48}
 """Tokens of which six ranks have enough: MKL multiplies fewer than four rows another way."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As ranks run here: with several, MKL cuts small matmuls by their rows."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Twice(nn.Module):
@@ -114,6 +125,61 @@ def test_idiom_in_runs_is_whole_bit_for_bit(name: str) -> None:
     in_runs, whole = run_both(ours, gm, values, on)
     assert equal_on_every_rank(in_runs, whole)
     assert not torch.equal(whole[0][0], whole[1][0])
+
+
+BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows moved by padding": lambda x: functional.pad(x, (0, 0, 1, -1)),
+    "features padded and cut": lambda x: functional.pad(x, (1, -1)),
+    "halves of all rows swapped": lambda x: torch.cat(x.flatten(0, 1).chunk(2, 0)[::-1]).view_as(x),
+    "one row for all": lambda x: x + x[:, :1][:, 0].unsqueeze(1),
+    "rows one by one": lambda x: torch.stack(x.unbind(1)[::-1], 1),
+    "more rows than there are": lambda x: x[:, -100:] * 2,
+    "no row": lambda x: torch.cat([x[:, :0], x], 1) * 2,
+    "a mantissa": lambda x: torch.frexp(x).mantissa,
+    "tied": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None])[0],
+}
+"""What may stand between two attentions."""
+
+
+class Between(nn.Module):
+    def __init__(self, layer: nn.Module, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.between = layer, between
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(self.between(self.layer(x)))
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_stands_between_attentions_keeps_its_values(name: str) -> None:
+    idiom: Idiom = replace(IDIOMS[0], tokens=16)
+    with fake_ranks(idiom.num_ranks):
+        model = Between(idiom.model(), BETWEEN[name])
+        gm, values = capture_call(model, *idiom.arguments())
+        ours, result = chunked(gm, 2)
+    assert result.changed
+    assert equal_on_every_rank(*run_both(ours, gm, values, machine(idiom.num_ranks)))
+
+
+def test_a_rank_that_compiles_again_alone_asks_nobody() -> None:
+    """Its plan was tried by all ranks before, or is tried by this one."""
+    with fake_ranks(6):
+        gm, _ = _flux()
+        found = recognize(gm.graph)
+        plan = plan_rows(gm.graph, found.sites, 2)
+        group = found.sites[0].q.exchange.group
+        assert rows_differ_on_any(plan, group, alone=True) == ""
+
+
+def test_a_trial_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Tensor:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(exact_rows, "_call", fail)
+    with fake_ranks(6):
+        gm, _ = _flux()
+        plan = plan_rows(gm.graph, recognize(gm.graph).sites, 2)
+        assert "no memory" in rows_differ_on_any(plan, "0", alone=True)
 
 
 def _flux() -> tuple[GraphModule, list[Any]]:

@@ -38,8 +38,7 @@ def _on_one_core(_rank: int, _num_ranks: int) -> dict[str, Any]:
 @pytest.mark.gloo
 def test_ranks_that_share_a_core_each_get_a_part_of_it() -> None:
     found = run_local_ranks(_on_one_core, 2, timeout_s=120)
-    shares = [item["share"] for item in found]
-    assert sum(shares) == pytest.approx(1.0, abs=0.3)  # one alone would have 1 each
+    assert all(0 < item["share"] < 0.9 for item in found)  # one alone would have 1 each
     assert all(item["start"] > 0 for item in found)
     first, second = (item["device"] for item in found)
     assert first == second

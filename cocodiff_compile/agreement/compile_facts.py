@@ -14,6 +14,7 @@ from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.schedule.no_overlap import why_no_overlap
 from cocodiff_compile.topology.phase_plan import format_phases
 
 Facts: TypeAlias = "list[tuple[str, str]]"
@@ -33,6 +34,7 @@ def _setting_facts(config: CompileConfig) -> Facts:
         ("the version of torch", torch.__version__),
         ("the version of cocodiff-compile", version("cocodiff-compile")),
         ("the version of Python", platform.python_version()),
+        ("what keeps exchanges from overlapping", why_no_overlap() or "nothing"),
         *options,
     ]
 

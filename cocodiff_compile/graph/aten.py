@@ -352,7 +352,9 @@ def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
 
 
 def _from_front(place: int, size: Size) -> Size:
-    return place if place >= 0 else size + place
+    if place >= 0:
+        return place
+    return max(0, size + place) if isinstance(size, int) else size + place
 
 
 def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:

@@ -179,8 +179,13 @@ def _attention(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
     attention = parse_fused_attention(node)
     if attention.query not in cuts or cuts[attention.query].dim != 2:
         raise CutUnknown(f"{node.name} reads its query as a whole")
-    if attention.is_causal:
-        raise CutUnknown(f"{node.name} is causal")
+    if attention.query in (attention.key, attention.value, attention.mask):
+        raise CutUnknown(f"{node.name} reads its query as a whole too")
+    if attention.is_causal or bound(node).get("dropout_p"):
+        raise CutUnknown(f"{node.name} is causal, or draws random numbers")
+    if any(user.target is operator.getitem and user.args[1] != 0 for user in node.users):
+        raise CutUnknown(f"{node.name} has other results than its output")
+    sizes_of(attention.key), sizes_of(attention.value)
     if attention.mask is not None and sizes_of(attention.mask)[-2] != 1:
         raise CutUnknown(f"{node.name} has a mask with a row per query")
     return RowStep(cuts[attention.query], (attention.query,))
@@ -212,11 +217,15 @@ def _sliced(cut: RowCut, operand: Node, node: Node) -> RowCut:
 
 
 def _taken(cut: RowCut, slicing: Node, node: Node) -> RowCut:
+    if slicing.target in (aten.select.int, aten.unbind.int):
+        raise CutUnknown(f"{slicing.name} takes one row")
     begin, end = taken_rows(slicing, node)
     if (begin, end) == (0, cut.outer * cut.rows):
         return cut
-    if cut.outer != 1 or slicing.target in (aten.select.int, aten.unbind.int):
+    if cut.outer != 1:
         raise CutUnknown(f"{slicing.name} takes rows of several blocks")
+    if begin == end:
+        raise CutUnknown(f"{slicing.name} takes no row")
     runs = (cut.run(number) for number in range(len(cut.lengths)))
     return replace(cut, lengths=tuple(max(0, min(end, e) - max(begin, b)) for b, e in runs))
 
@@ -274,6 +283,8 @@ def joined_lengths(
 
 
 def _aligned(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
+    if not is_tensor(node):
+        raise CutUnknown(f"{node.name} has several results")
     shape = sizes_of(node)
     operands = [item for item in node.all_input_nodes if is_tensor(item)]
     found = []
@@ -333,4 +344,8 @@ def _unchanged(cut: RowCut, operand: Node, node: Node) -> RowCut:
         raise CutUnknown(f"{node.target} ({node.name}) may mix rows")
     if node.target in SOFTMAX and bound(node)["dim"] % len(after) == cut.dim:
         raise CutUnknown(f"{node.name} is over rows")
+    if node.target is aten.constant_pad_nd.default:
+        last_first = 2 * (len(after) - 1 - cut.dim)
+        if any(bound(node)["pad"][last_first : last_first + 2]):
+            raise CutUnknown(f"{node.name} moves rows")
     return cut

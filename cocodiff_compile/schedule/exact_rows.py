@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from cocodiff_compile.agreement.all_ranks import gathered
+from cocodiff_compile.agreement.world import PerWorld
 from cocodiff_compile.compat import autotunes_matmuls, find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
@@ -25,6 +26,8 @@ from cocodiff_compile.graph.aten import (
     value_of,
 )
 from cocodiff_compile.graph.row_cut import RowCut, RowPlan, RowStep
+
+_verdicts: PerWorld[dict[Hashable, str]] = PerWorld(dict)
 
 _MAX_KEYS = 2048
 """Keys and values that a trial attention reads: it goes through them block by block."""
@@ -46,16 +49,28 @@ def rows_differ(plan: RowPlan) -> str:
     return ""
 
 
-def rows_differ_on_any(plan: RowPlan, group: str) -> str:
+def rows_differ_on_any(plan: RowPlan, group: str, alone: bool) -> str:
     """The same on all ranks of a group, each of which calls this: what the first one finds, or that
-    they would exchange different runs.
+    they would exchange different runs. A rank that compiles again, `alone`, remembers.
     """
     exchanges = [step.cut for node, step in plan.steps.items() if is_collective(node)]
+    known, key = _verdicts.get(), (group, tuple(exchanges))
+    if alone:
+        return known[key] if key in known else _tried(plan)
     with outside_the_compiler():
-        found = gathered((rows_differ(plan), exchanges), find_group(group))
+        found = gathered((_tried(plan), exchanges), find_group(group))
+    known[key] = next(filter(None, (reason for reason, _ in found)), "")
     if any(theirs != exchanges for _, theirs in found):
-        return "ranks would exchange different runs of tokens"
-    return next(filter(None, (reason for reason, _ in found)), "")
+        known[key] = "ranks would exchange different runs of tokens"
+    return known[key]
+
+
+def _tried(plan: RowPlan) -> str:
+    """What fails here must not leave other ranks waiting."""
+    try:
+        return rows_differ(plan)
+    except Exception as error:
+        return f"a trial failed: {error}"
 
 
 def _key(node: Node, step: RowStep) -> Hashable:
@@ -90,11 +105,14 @@ def _rows(tensor: Tensor, cut: RowCut, number: int) -> Tensor:
 
 
 def _samples(node: Node) -> dict[Node, Any]:
-    """For each input random data of its shape, and in its order in memory. Of an attention one
-    head, and some of the keys.
+    """For each input random data of its shape, and in its order in memory. Of an attention in
+    float32 on CPU one head, and some of the keys.
     """
     samples = {item: _sample(item) for item in node.all_input_nodes}
-    if node.target in FUSED_ATTENTION:
+    value = value_of(node.all_input_nodes[0])
+    # Elsewhere kernels are chosen by the number of heads and keys too.
+    is_plain = value.device.type == "cpu" and value.dtype is torch.float32
+    if node.target in FUSED_ATTENTION and is_plain:
         attention = parse_fused_attention(node)
         samples = {item: sample[:1, :1] for item, sample in samples.items()}
         for item in (attention.key, attention.value):
@@ -106,5 +124,8 @@ def _samples(node: Node) -> dict[Node, Any]:
 
 def _sample(source: Node) -> Any:
     like = value_of(source)
-    sample = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return sample.normal_() if like.dtype.is_floating_point else sample.fill_(1)
+    extent = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True))
+    memory = torch.ones(extent, dtype=like.dtype, device=like.device)
+    if like.dtype.is_floating_point:
+        memory.normal_()
+    return memory.as_strided(like.shape, like.stride())
