@@ -63,7 +63,7 @@ def test_every_file_of_a_dump_is_there_and_runs(tmp_path: Path) -> None:
     assert "_c10d_functional.all_to_all_single.default 4" in (folder / "op_counts.txt").read_text()
     assert len(json.loads((folder / "explanation.json").read_text())["sites"]) == 1
     assert f"(1, 4, {WIDTH})" in _run(folder / "00_captured.py")
-    assert f"(1, 4, {WIDTH})" in _run(folder / "05_schedule-v-first.py")
+    assert f"(1, 4, {WIDTH})" in _run(folder / "06_schedule-v-first.py")
 
 
 @pytest.mark.parametrize("name", ["flux", "z-image"])
