@@ -26,7 +26,7 @@ from cocodiff_compile.topology.files import parse_topology, topology_data
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when the probe measures something else than before."""
 
 PROBE_VARIABLE = "COCODIFF_PROBE"
