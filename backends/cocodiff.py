@@ -8,33 +8,29 @@ graph without a Ulysses attention, go to Inductor as they came.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
-from cocodiff_compile.agreement.compile_facts import (
-    captured_facts,
-    collective_groups,
-    planned_facts,
-)
-from cocodiff_compile.agreement.compile_rounds import CompileRounds, compile_rounds
 from cocodiff_compile.agreement.failures import failures_told
+from cocodiff_compile.agreement.graph_rounds import graph_rounds
 from cocodiff_compile.agreement.world import ranks_are_real
+from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph, InnerCompile
+from cocodiff_compile.backends.selective_graph import selective_call
 from cocodiff_compile.compat import (
     compile_fx,
     compile_fx_inner,
     list_mode_options,
+    optimization_hint,
     without_autograd_cache,
 )
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
+from cocodiff_compile.graph.aten import value_of
+from cocodiff_compile.graph.pipeline import GraphPass, Pipeline
 from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.graph.row_cut import RowPlan
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
@@ -43,24 +39,15 @@ from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.split_projections import SplitProjections
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
-from cocodiff_compile.report.collect import GraphReport, publish
-from cocodiff_compile.report.describe import describe_report, format_graph
-from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.schedule.exact_rows import rows_differ_on_any
-from cocodiff_compile.schedule.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.schedule.live_device import find_device
 from cocodiff_compile.schedule.no_overlap import why_no_overlap
-from cocodiff_compile.schedule.pin_order import pinned
 from cocodiff_compile.topology.find_machines import find_machines
 
 log = logging.getLogger(__name__)
-
-InnerCompile = Callable[..., Any]
-
-_graph_numbers = itertools.count()
 
 
 def cocodiff(
@@ -128,29 +115,16 @@ def _compile_inner(
             "model under torch.no_grad() or torch.inference_mode()",
         )
         return generate(gm, example_inputs, **inductor_options)
-    dumps = _Dumps.of(config)
+    dumps = Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
-    with _agreement(gm.graph, report.recognition, config, live) as rounds:
+    with graph_rounds(gm.graph, report.recognition, config, live) as rounds:
         differ = _rows_differ(report.recognition, live, alone=rounds is None)
-        passes = _rewriting(report.recognition, config, live, device, differ)
-        report = Pipeline(passes, dumps.observers).run(gm, report)
-        _publish(gm.graph, report, config, dumps, live)
-        if rounds is not None:
-            rounds.compare("planned", planned_facts(gm.graph, report.recognition))
-        if not report.is_ordered:
-            return generate(gm, example_inputs, **inductor_options)
-        kinds = graph_kinds(gm.graph)
-        with pinned():
-            compiled = generate(gm, example_inputs, **inductor_options)
-        if keeps_order(getattr(compiled, "source_code", ""), kinds) is False:
-            say_once(log, logging.WARNING, _LOST_ORDER)
-        return compiled
-
-
-_LOST_ORDER = (
-    "Inductor did not keep the order of schedule-v-first: exchanges may be exposed, results are "
-    "the same; options={'v_first': False} leaves the order to Inductor"
-)
+        cutting, ordering = _rewriting(report.recognition, config, live, device, differ)
+        report = Pipeline(cutting, dumps.observers).run(gm, report)
+        finish = FinishGraph(config, generate, live, ordering, inductor_options)
+        if _is_selective(report.recognition, config):
+            return selective_call(gm, example_inputs, report, finish, dumps, rounds)
+        return finish.run(gm, example_inputs, report, dumps, rounds)
 
 
 def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]:
@@ -163,16 +137,28 @@ def _rewriting(
     live: bool,
     device: Device | None,
     differ: Callable[[RowPlan], str],
-) -> tuple[GraphPass, ...]:
-    """The passes that change the graph. The machine, and what things cost on it, are looked for
-    only if something is to be decided by them.
+) -> tuple[tuple[GraphPass, ...], tuple[GraphPass, ...]]:
+    """The passes that cut attentions, and those that come after all cuts. The machine, and what
+    things cost on it, are looked for only if something is to be decided by them.
     """
     if not found.sites:
-        return ()
+        return (), ()
     tapa = "off" if "split-tapa-phases" in config.disable else config.tapa
-    ordering = _is_ordering(config)
-    machines = find_machines(found, config.topology, live) if tapa != "off" or ordering else {}
-    costs = Costs(device or find_device(found, live), machines, tapa) if ordering else None
+    is_ordering = _is_ordering(config)
+    machines = find_machines(found, config.topology, live) if tapa != "off" or is_ordering else {}
+    costs = Costs(device or find_device(found, live), machines, tapa) if is_ordering else None
+    after: list[GraphPass | None] = [
+        SplitTapaPhases(machines, tapa) if tapa != "off" else None,
+        ScheduleVFirst(costs) if costs else None,
+    ]
+    usual = replace(costs, sent_share=_sent_share(found, config)) if costs else None
+    cutting = _cutting(config, usual, differ)
+    return _enabled(config, *cutting), _enabled(config, *filter(None, after))
+
+
+def _cutting(
+    config: CompileConfig, costs: Costs | None, differ: Callable[[RowPlan], str]
+) -> list[GraphPass]:
     heads = costs if config.head_chunks == "auto" else config.head_chunks
     token_chunks = 1 if "chunk-tokens" in config.disable else config.token_chunks
     tokens = costs if token_chunks == "auto" else token_chunks
@@ -181,10 +167,25 @@ def _rewriting(
         SplitProjections(costs) if costs else None,
         ChunkHeads(heads, token_counts) if heads not in (None, 1) else None,
         ChunkTokens(tokens, differ) if tokens not in (None, 1) else None,
-        SplitTapaPhases(machines, tapa) if tapa != "off" else None,
-        ScheduleVFirst(costs) if costs else None,
     ]
-    return _enabled(config, *filter(None, passes))
+    return list(filter(None, passes))
+
+
+def _is_selective(found: Recognition, config: CompileConfig) -> bool:
+    """Whether exchanges may carry less in some steps."""
+    is_on = config.v_major is not None and "select-v-major" not in config.disable
+    return is_on and bool(found.sites)
+
+
+def _sent_share(found: Recognition, config: CompileConfig) -> float:
+    """How much of what exchanges carry is sent in most steps."""
+    if not _is_selective(found, config) or config.v_major is None:
+        return 1.0
+    query = found.sites[0].q
+    element_bits = 8 * value_of(query.exchange.start).element_size()
+    return config.v_major.make_policy().usual.sent_share(
+        element_bits, optimization_hint(query.head_size)
+    )
 
 
 def _rows_differ(found: Recognition, live: bool, alone: bool) -> Callable[[RowPlan], str]:
@@ -202,75 +203,3 @@ def _is_ordering(config: CompileConfig) -> bool:
     if reason := why_no_overlap():
         say_once(log, logging.WARNING, reason)
     return not reason
-
-
-def _agreement(
-    graph: Graph, found: Recognition, config: CompileConfig, live: bool
-) -> AbstractContextManager[CompileRounds | None]:
-    """The rounds with the other ranks; none without any, and for a rank that only looks."""
-    groups = collective_groups(graph) if live and ranks_are_real() else {}
-    if not groups:
-        return nullcontext()
-    facts = {name: captured_facts(graph, found, name, config) for name in groups}
-    return compile_rounds(groups, facts)
-
-
-@dataclass(frozen=True)
-class _Dumps:
-    """Where one graph is written to while passes run."""
-
-    number: int
-    rank: int
-    observers: tuple[FolderDump | TraceDump, ...]
-
-    @classmethod
-    def of(cls, config: CompileConfig) -> _Dumps:
-        number, rank = next(_graph_numbers), _rank()
-        observers: list[FolderDump | TraceDump] = [TraceDump()]
-        if config.debug_dir is not None:
-            folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
-            observers.append(FolderDump(folder, rank, number))
-        return cls(number, rank, tuple(observers))
-
-
-def _publish(
-    graph: Graph, report: PipelineReport, config: CompileConfig, dumps: _Dumps, live: bool
-) -> None:
-    summary = describe_report(report)
-    found = GraphReport(dumps.number, dumps.rank, config, report, summary, len(graph.nodes))
-    for dump in dumps.observers:
-        dump.finished(found.summary)
-    if live:
-        _say_what_was_found(found)
-    publish(found)
-
-
-def _say_what_was_found(found: GraphReport) -> None:
-    if log.isEnabledFor(logging.INFO):
-        log.info("graph %d:\n%s", found.number, format_graph(found.summary))
-    report = found.report
-    for item in report.declined:
-        where = item.module_path or item.node.name
-        say_once(log, logging.WARNING, f"declined {where}: {item.reason}")
-    if report.refused:
-        say_once(log, logging.WARNING, f"{report.refused}; Inductor compiles it unchanged")
-    elif "recognize-ulysses" in found.config.disable:
-        say_once(log, logging.WARNING, "recognize-ulysses is disabled: Inductor compiles unchanged")
-    elif not report.recognition.sites:
-        say_once(log, logging.WARNING, _no_site_message())
-
-
-def _no_site_message() -> str:
-    message = "a graph holds no Ulysses attention, Inductor compiles it unchanged"
-    if not torch.distributed.is_initialized():
-        return (
-            f"{message}: no process group is initialised, call torch.distributed.init_process_group"
-        )
-    return (
-        f"{message}; if no graph of the model holds one, turn Ulysses on before compiling, for "
-        "example with cocodiff_compile.parallel.parallelize(model)"
-    )
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -2,6 +2,7 @@
 
 torch.compile(model, backend="cocodiff", options={...})
 cocodiff_compile.explain(model, *args)            what the backend finds and does
+cocodiff_compile.denoising(pipe)                  tells selective exchange the step
 cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transformer
 """
 
@@ -9,13 +10,16 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.explain import Explanation, explain
 from cocodiff_compile.graph.records import Declined, UlyssesSite
 from cocodiff_compile.report.collect import collect_reports
+from cocodiff_compile.v_major.denoising import Denoising, denoising
 
 __all__ = [
     "CompileConfig",
     "Declined",
+    "Denoising",
     "Explanation",
     "UlyssesSite",
     "collect_reports",
+    "denoising",
     "explain",
 ]
 __version__ = "0.1.0"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -15,13 +15,16 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _register_process_group,
     _unregister_process_group,
 )
-from torch._dispatch.python import no_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._dynamo.exc import ShortenTraceback, Unsupported
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
 from torch._logging import trace_structured  # type: ignore[attr-defined]
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -30,7 +33,8 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _resolve_process_group,
     _world,
 )
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -44,6 +48,7 @@ __all__ = [
     "autotunes_matmuls",
     "compile_fx",
     "compile_fx_inner",
+    "compiling_later",
     "default_store",
     "fake_store",
     "find_group",
@@ -61,6 +66,7 @@ __all__ = [
     "replaced_groups",
     "statically_known_true",
     "trace_artifact",
+    "trace_decomposed",
     "without_autograd_cache",
     "work_of_future",
 ]
@@ -74,6 +80,29 @@ def without_autograd_cache() -> Any:
     whose key is the graph our passes leave, stays in use.
     """
     return functorch_config.patch(enable_autograd_cache=False)
+
+
+@contextmanager
+def compiling_later(example_inputs: Sequence[Any]) -> Iterator[None]:
+    """The surroundings that `compile_fx` makes for Inductor, for a graph of a compile that is over:
+    the same fake tensors, and a tracing context of its own.
+    """
+    fake_mode = detect_fake_mode(example_inputs)
+    with (
+        V.set_fake_mode(fake_mode),
+        tracing(TracingContext(fake_mode)),
+        enable_python_dispatcher(),
+        functorch_config.patch(unlift_effect_tokens=True),
+    ):
+        yield
+
+
+def trace_decomposed(function: Callable[..., Any], fakes: Sequence[torch.Tensor]) -> GraphModule:
+    """The graph of a function of tensors, in the ops that Inductor's lowerings take."""
+    mode = fakes[0].fake_mode  # type: ignore[attr-defined]
+    with mode, torch.no_grad():
+        traced: GraphModule = make_fx(function, decomposition_table=select_decomp_table())(*fakes)
+    return traced
 
 
 def fake_store() -> Any:

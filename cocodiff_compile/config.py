@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,33 +15,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.say_once import say_once
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.presets import PRESETS
-
-log = logging.getLogger(__name__)
+from cocodiff_compile.v_major.options import VMajorOptions
 
 PASS_NAMES = (
     "recognize-ulysses",
     "split-projections",
+    "chunk-heads",
+    "chunk-tokens",
     "select-v-major",
-    "chunk-heads",
     "split-tapa-phases",
     "schedule-v-first",
 )
-AVAILABLE_PASSES = (
-    "recognize-ulysses",
-    "split-projections",
-    "chunk-heads",
-    "split-tapa-phases",
-    "schedule-v-first",
-)
-
-# Options whose pass is planned: accepted and checked today, without an effect.
-INACTIVE_OPTIONS = {
-    "v_major": "select-v-major",
-}
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,7 @@ class CompileConfig:
     v_first: bool = True
     head_chunks: int | Literal["auto"] = "auto"
     token_chunks: int | Literal["auto"] = "auto"
-    v_major: Mapping[str, Any] | None = None
+    v_major: VMajorOptions | None = None
     debug_dir: Path | None = None
     disable: tuple[str, ...] = ()
 
@@ -65,9 +51,7 @@ class CompileConfig:
         given = dict(options or {})
         _refuse_unknown(given)
         checked = {key: _CHECKS[key](value) for key, value in given.items()}
-        config = cls(**{**_environment_options(), **checked})
-        _say_inactive(given)
-        return config
+        return cls(**{**_environment_options(), **checked})
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -99,16 +83,6 @@ def _read_list(text: str) -> list[str]:
 
 
 _VARIABLES: dict[str, Callable[[str], object]] = {"debug_dir": str, "disable": _read_list}
-
-
-def _say_inactive(given: Mapping[str, Any]) -> None:
-    for key, pass_name in INACTIVE_OPTIONS.items():
-        if key in given and pass_name not in AVAILABLE_PASSES:
-            say_once(
-                log,
-                logging.WARNING,
-                f"option {key!r} has no effect yet: pass {pass_name!r} is not part of this version",
-            )
 
 
 def _refuse(key: str, given: object, allowed: str) -> UserError:
@@ -147,12 +121,12 @@ def _check_chunks(option: str, value: object) -> int | str:
     return value
 
 
-def _check_v_major(value: object) -> Mapping[str, Any] | None:
-    if value is None:
-        return None
+def _check_v_major(value: object) -> VMajorOptions | None:
+    if value is None or isinstance(value, VMajorOptions):
+        return value
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _refuse("v_major", value, "None, or a dict with text keys")
-    return dict(value)
+    return VMajorOptions.from_mapping(value)
 
 
 def _check_debug_dir(value: object) -> Path | None:

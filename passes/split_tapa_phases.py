@@ -37,7 +37,9 @@ from cocodiff_compile.graph.aten import (
     emit,
     emit_contiguous,
     emit_shape,
+    erase_collective,
     parse_all_to_all,
+    waits_behind,
 )
 from cocodiff_compile.graph.pipeline import PassResult
 from cocodiff_compile.graph.records import Exchange, ExchangePhase, Recognition
@@ -91,7 +93,7 @@ def split_exchanges(
     ]
     rewritten = {item.exchange.start: _finish(graph, item) for item in begun}
     for start in rewritten:
-        _erase(graph, start)
+        erase_collective(graph, start)
     return rewritten
 
 
@@ -148,7 +150,7 @@ def _finish(graph: Graph, begun: _Begun) -> Exchange:
     with graph.inserting_before(_wait_of(exchange.start)):
         value = begun.blocks.received().turned(machine.message_order).value
         value = emit(graph, aten.view.default, value, begun.shape, like=value)
-    for wait in _waits_behind(exchange.start):
+    for wait in waits_behind(exchange.start):
         wait.replace_all_uses_with(value, delete_user_cb=lambda user: user.target is not WAIT)
     phases = tuple(
         ExchangePhase(axes, start, _wait_of(start), machine.groups[axes])
@@ -214,16 +216,3 @@ class _Blocks:
         """What was sent, waited for."""
         wait = emit(self.graph, WAIT, self.value, like=self.value)
         return replace(self, value=wait).viewed()
-
-
-def _erase(graph: Graph, start: Node) -> None:
-    """Waits count as side effects, which dead-code elimination keeps: they go by hand."""
-    for wait in reversed(_waits_behind(start)):
-        graph.erase_node(wait)
-    graph.erase_node(start)
-
-
-def _waits_behind(node: Node) -> list[Node]:
-    """The waits for `node`, and those for these waits, inner ones last."""
-    waits = [user for user in node.users if user.target is WAIT]
-    return [item for wait in waits for item in (wait, *_waits_behind(wait))]

@@ -192,6 +192,21 @@ def _sizes(values: list[Any]) -> tuple[Size, ...]:
     return tuple(value.meta["val"] if isinstance(value, Node) else value for value in values)
 
 
+def erase_collective(graph: Graph, start: Node) -> None:
+    """Erases a collective that nobody reads any more. Waits count as side effects, which dead-code
+    elimination keeps: they go by hand.
+    """
+    for wait in reversed(waits_behind(start)):
+        graph.erase_node(wait)
+    graph.erase_node(start)
+
+
+def waits_behind(node: Node) -> list[Node]:
+    """The waits for `node`, and those for these waits, inner ones last."""
+    waits = [user for user in node.users if user.target is WAIT]
+    return [item for wait in waits for item in (wait, *waits_behind(wait))]
+
+
 def is_collective(node: Node) -> bool:
     """Whether a node starts a functional collective, whose result needs a wait.
 

@@ -40,10 +40,13 @@ class Costs:
     device: Device
     machines: Mapping[str, Machine]
     tapa: Literal["auto", "on", "off"]
+    sent_share: float = 1.0
+    """How much of what an exchange carries will be sent."""
 
     def exchange(self, start: Node) -> ExchangeCost:
         """Of the collective that `start` starts."""
         group, size_bytes = str(bound(start)["group_name"]), hinted_bytes(start.all_input_nodes[0])
+        size_bytes = int(size_bytes * self.sent_share)
         if start.target is ALL_GATHER:
             size_bytes *= int(bound(start)["group_size"])
         for name, machine in self.machines.items():
@@ -56,6 +59,7 @@ class Costs:
 
     def planned(self, group: str, size_bytes: int) -> ExchangeCost:
         """Of an exchange over a whole Ulysses group, in the phases that it would get."""
+        size_bytes = int(size_bytes * self.sent_share)
         topology = self.machines[group].topology
         phases = plan_phases(topology, size_bytes, self.tapa).phases
         return _cost(group, topology, phases, size_bytes)

@@ -17,6 +17,7 @@ from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
     WAIT,
+    aten,
     bound,
     is_alias,
     is_collective,
@@ -39,9 +40,14 @@ class GraphTasks:
 
 def is_anchor(node: Node) -> bool:
     """Whether a node has a place of its own in a schedule."""
-    if node.op != "call_function":
+    if node.op != "call_function" or is_write_back(node):
         return False
     return is_heavy(node) or is_collective(node) or node.is_impure()
+
+
+def is_write_back(node: Node) -> bool:
+    """Whether a node copies into an input of the graph, which nothing in it waits for."""
+    return node.target is aten.copy_.default and bound(node)["self"].op == "placeholder"
 
 
 def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
@@ -176,7 +182,9 @@ def _cones(graph: Graph, anchors: Iterable[Node]) -> list[_Cone]:
 
 
 def reorder(graph: Graph, anchors: Sequence[Node], order: Order) -> None:
-    """Puts the anchors of a graph into `order`, and what is light right before what needs it."""
+    """Puts the anchors of a graph into `order`, what is light right before what needs it, and
+    copies into inputs where they can first be made.
+    """
     ordered = [anchors[place] for place in order]
     wanted: list[Node] = []
     for anchor, cone in zip(ordered, _cones(graph, ordered), strict=True):
@@ -184,5 +192,38 @@ def reorder(graph: Graph, anchors: Sequence[Node], order: Order) -> None:
     moved = set(wanted)
     rest = [node for node in graph.nodes if node.op == "call_function" and node not in moved]
     output = graph.output_node()
-    for node in (*wanted, *rest):
+    for node in _with_early_copies((*wanted, *rest)):
         output.prepend(node)
+
+
+def _with_early_copies(nodes: Sequence[Node]) -> list[Node]:
+    """Each copy into an input, and what only it needs, right behind the last node that it needs or
+    that reads the input.
+    """
+    copies = [node for node in nodes if is_write_back(node)]
+    needed = {node: _only_for(node) for node in copies}
+    taken = {node for own in needed.values() for node in own}
+    place = {node: number for number, node in enumerate(n for n in nodes if n not in taken)}
+    behind: dict[int, list[Node]] = {}
+    for copy, own in needed.items():
+        before = [source for node in own for source in node.all_input_nodes]
+        before += bound(copy)["self"].users
+        last = max((place[node] for node in before if node in place), default=-1)
+        behind.setdefault(last, []).extend(own)
+    found = list(behind.get(-1, ()))
+    for number, node in enumerate(place):
+        found += [node, *behind.get(number, ())]
+    return found
+
+
+def _only_for(copy: Node) -> list[Node]:
+    """A copy and the light nodes that nothing else needs, in graph order."""
+    own = {copy}
+    stack = [copy]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            is_light = source.op == "call_function" and not is_anchor(source)
+            if is_light and source not in own and all(user in own for user in source.users):
+                own.add(source)
+                stack.append(source)
+    return sorted(own)

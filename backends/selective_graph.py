@@ -1,0 +1,103 @@
+"""One captured graph, compiled once per kind of denoising step, each kind when it is first needed.
+
+Attentions are cut the same way for all kinds, so that all remember the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.fx import GraphModule
+
+from cocodiff_compile.agreement.compile_rounds import CompileRounds
+from cocodiff_compile.agreement.failures import failures_told
+from cocodiff_compile.agreement.graph_rounds import graph_rounds
+from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph
+from cocodiff_compile.compat import compiling_later
+from cocodiff_compile.graph.pipeline import Pipeline, PipelineReport
+from cocodiff_compile.graph.records import copied
+from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.v_major.denoising import is_denoising
+from cocodiff_compile.v_major.options import VMajorOptions
+from cocodiff_compile.v_major.policy import Policy
+from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
+from cocodiff_compile.v_major.travel import IN_FULL, Travel
+
+
+def selective_call(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    report: PipelineReport,
+    finish: FinishGraph,
+    dumps: Dumps,
+    rounds: CompileRounds | None,
+) -> SelectiveCall:
+    """What stands for the compiled graph. The kind that the first call needs is compiled here."""
+    options = finish.config.v_major
+    assert options is not None
+    graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps, options)
+    call = SelectiveCall(
+        graph.compile_later,
+        graph.policy,
+        report.recognition.sites[0].q.exchange.group,
+        tuple(finish.inductor_options.get("static_input_idxs", ())),
+        options.budget_bytes,
+    )
+    if finish.live:
+        first = IN_FULL if is_denoising() else None
+        call.add_variant(first, graph.compile(first, rounds))
+    else:
+        call.add_variant(None, graph.compile(graph.policy.usual, rounds, is_shown=True))
+    return call
+
+
+@dataclass(frozen=True)
+class _SelectiveGraph:
+    gm: GraphModule
+    example_inputs: tuple[Any, ...]
+    report: PipelineReport
+    finish: FinishGraph
+    dumps: Dumps
+    options: VMajorOptions
+    policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", self.options.make_policy())
+
+    def compile_later(self, travel: Travel | None) -> Variant:
+        """Between calls, outside of Dynamo."""
+        found, config, live = self.report.recognition, self.finish.config, self.finish.live
+        kind = str(travel or "exact")
+        with (
+            failures_told(),
+            compiling_later(self.example_inputs),
+            graph_rounds(self.gm.graph, found, config, live, kind) as rounds,
+        ):
+            return self.compile(travel, rounds)
+
+    def compile(
+        self, travel: Travel | None, rounds: CompileRounds | None, is_shown: bool = False
+    ) -> Variant:
+        gm, report = self._copy()
+        dumps = self.dumps.of_kind(str(travel or "exact"))
+        for observer in dumps.observers:
+            observer.captured(gm)
+        inputs = list(self.example_inputs)
+        if travel is not None:
+            select = SelectVMajor(travel.bits_of(), self.policy.measures_drift)
+            report = Pipeline((select,), dumps.observers).run(gm, report)
+            places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
+            if not is_shown:
+                inputs += [node.meta["val"] for node in places]
+        memories = tuple(inputs[len(self.example_inputs) :])
+        return Variant(self.finish.run(gm, inputs, report, dumps, rounds), memories)
+
+    def _copy(self) -> tuple[GraphModule, PipelineReport]:
+        graph, found = copied(self.gm.graph, self.report.recognition)
+        gm = GraphModule(self.gm, graph)
+        gm.meta = dict(self.gm.meta)
+        last = self.report.passes[-1]
+        record = replace(last, result=replace(last.result, recognition=found))
+        return gm, PipelineReport((*self.report.passes[:-1], record))

@@ -1,0 +1,1 @@
+"""Selective exchange across denoising steps: what travels in which step, and what is remembered."""

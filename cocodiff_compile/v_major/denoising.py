@@ -1,0 +1,228 @@
+"""`with denoising(pipe):` tells selective exchanges which step of which picture a call belongs to.
+
+A `Denoising` owns all that is remembered for one picture. It goes when the block is left, however
+that happens, and starts anew with a new picture.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.say_once import say_once
+from cocodiff_compile.v_major.travel import IN_FULL, Travel
+
+log = logging.getLogger(__name__)
+
+_current: ContextVar[Denoising | None] = ContextVar("cocodiff_denoising", default=None)
+
+
+@dataclass
+class Choice:
+    """What the calls of one compiled graph carry in one step."""
+
+    step: int
+    travel: Travel
+
+
+@dataclass
+class Memory:
+    """What one call of a compiled graph remembers from step to step."""
+
+    tensors: list[Tensor]
+    drift: Tensor | None
+
+
+@dataclass
+class Denoising:
+    """One picture at a time: `step()` ends a step, `branch(name)` names a pass of guidance."""
+
+    num_steps: int | None = None
+    owners: frozenset[int] | None = None
+    """Identities of the parameters of the models it is for; None: of any model."""
+    current_step: int = 0
+    memories: dict[Hashable, Memory] = field(default_factory=dict)
+    choices: dict[Hashable, Choice] = field(default_factory=dict)
+    """By compiled graph."""
+    _branch: str = ""
+    _calls: dict[Hashable, int] = field(default_factory=dict)
+    _is_out_of_order: bool = False
+
+    def step(self, index: int | None = None) -> None:
+        """Ends the step; `index` is that of the next one, if it is not the following one. After a
+        step that was left out or comes again, all travels in full once.
+        """
+        following = self.current_step + 1
+        if index is not None and (isinstance(index, bool) or index < 0):
+            raise UserError(f"denoising step {index!r}: steps are counted from 0")
+        self._is_out_of_order = index is not None and index != following
+        self.current_step = following if index is None else index
+        self._calls.clear()
+        if self.num_steps is not None and self.current_step > self.num_steps:
+            say_once(
+                log,
+                logging.WARNING,
+                f"more denoising steps than the {self.num_steps} announced: what is beyond them "
+                "travels in full",
+            )
+
+    def reset(self, num_steps: int | None = None) -> None:
+        """Begins a new picture: nothing of the last one is remembered."""
+        self.num_steps = num_steps if num_steps is not None else self.num_steps
+        self.current_step = 0
+        self._is_out_of_order = False
+        self._calls.clear()
+        self.memories.clear()
+        self.choices.clear()
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """Calls in the block belong to the pass of guidance of this name."""
+        before, self._branch = self._branch, name
+        try:
+            yield
+        finally:
+            self._branch = before
+
+    @property
+    def is_out_of_order(self) -> bool:
+        return self._is_out_of_order
+
+    def key_of(self, graph: Hashable, block: Hashable) -> Hashable:
+        """Which of all calls of a step this one is: by graph, weights and branch, and counted where
+        these are the same.
+        """
+        call = (graph, block, self._branch)
+        number = self._calls.get(call, 0)
+        self._calls[call] = number + 1
+        return (*call, number)
+
+    def travel_of(self, graph: Hashable) -> Travel:
+        """What the graph's calls carried in the last step it was called in."""
+        choice = self.choices.get(graph)
+        return choice.travel if choice else IN_FULL
+
+    def owns(self, args: Sequence[Any]) -> bool:
+        """Whether a call with these arguments is one of the models it is for."""
+        owners = self.owners
+        return owners is None or any(id(item) in owners for item in args)
+
+
+def is_denoising() -> bool:
+    """Whether this is inside of a block."""
+    return _current.get() is not None
+
+
+def current_denoising(args: Sequence[Any]) -> Denoising | None:
+    """That of the innermost block, if a call with these arguments belongs to it."""
+    found = _current.get()
+    return found if found is not None and found.owns(args) else None
+
+
+@contextmanager
+def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Denoising]:
+    """Calls in the block belong to pictures that are denoised step by step.
+
+    `pipe`: a diffusers pipeline, whose scheduler tells the steps and whose transformer names the
+    passes of guidance. Without one the loop calls `.step()` itself, and `.reset()` between
+    pictures. Nested blocks, and blocks in other threads, remember apart.
+    """
+    if pipe is None and num_steps is None:
+        raise UserError("denoising() needs a pipeline, or num_steps= and .step() after each step")
+    if num_steps is not None and (isinstance(num_steps, bool) or num_steps < 1):
+        raise UserError(f"denoising(num_steps={num_steps!r}): a whole number from 1")
+    run = Denoising(num_steps)
+    token = _current.set(run)
+    try:
+        with ExitStack() as stack:
+            if pipe is not None:
+                _follow(pipe, run, stack)
+            yield run
+    finally:
+        run.reset()
+        _current.reset(token)
+
+
+def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
+    scheduler: Any = getattr(pipe, "scheduler", None)
+    if not (hasattr(scheduler, "step") and hasattr(scheduler, "set_timesteps")):
+        raise UserError(
+            f"denoising({type(pipe).__name__}): it has no scheduler with step and set_timesteps; "
+            "use denoising(num_steps=...) and call .step() after each step"
+        )
+
+    def begin(*_args: Any, **_kwargs: Any) -> None:
+        run.reset(len(scheduler.timesteps))
+
+    def end_step(*_args: Any, **_kwargs: Any) -> None:
+        run.step()
+
+    _after(scheduler, "set_timesteps", begin, stack)
+    _after(scheduler, "step", end_step, stack)
+    modules = [_original(item) for item in _modules(pipe)]
+    run.owners = frozenset(id(item) for module in modules for item in _own_tensors(module))
+    for module in modules:
+        if hasattr(module, "cache_context"):
+            _name_branches(module, run, stack)
+
+
+def _modules(pipe: Any) -> list[nn.Module]:
+    """The models that denoise: those that a pipeline calls per step."""
+    names = ("transformer", "transformer_2", "unet")
+    return [item for name in names if isinstance(item := getattr(pipe, name, None), nn.Module)]
+
+
+def _original(module: nn.Module) -> nn.Module:
+    found: nn.Module = getattr(module, "_orig_mod", module)
+    return found
+
+
+def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _after(owner: Any, name: str, then: Callable[..., None], stack: ExitStack) -> None:
+    """Calls `then` after each call of a method of one object, until the stack is left."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        then(*args, **kwargs)
+        return result
+
+    _replaced(owner, name, called, stack)
+
+
+def _name_branches(module: Any, run: Denoising, stack: ExitStack) -> None:
+    context = module.cache_context
+
+    @contextmanager
+    def named(name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with context(name, *args, **kwargs) as value, run.branch(name):
+            yield value
+
+    _replaced(module, "cache_context", named, stack)
+
+
+def _replaced(owner: Any, name: str, value: Any, stack: ExitStack) -> None:
+    """An attribute of one object, its own again when the stack is left."""
+    had, before = name in vars(owner), vars(owner).get(name)
+    vars(owner)[name] = value
+
+    def put_back() -> None:
+        if had:
+            vars(owner)[name] = before
+        else:
+            vars(owner).pop(name, None)
+
+    stack.callback(put_back)

@@ -1,0 +1,100 @@
+"""Which step carries what: pure functions of the step and of numbers that all ranks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from cocodiff_compile.graph.delta_code import BITS, distortion
+from cocodiff_compile.v_major.travel import IN_FULL, Travel
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What is known before a step. `drift`: what the last step's exchanges lost, as a share of the
+    energy of what they carried, over all ranks; None if nothing was lost or measured.
+    """
+
+    step: int
+    num_steps: int | None
+    drift: float | None = None
+    last: Travel = IN_FULL
+
+
+class Policy(Protocol):
+    @property
+    def usual(self) -> Travel:
+        """What most steps are expected to carry; costs are estimated for it."""
+        ...
+
+    @property
+    def measures_drift(self) -> bool: ...
+
+    def choose(self, facts: StepFacts) -> Travel: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same in every step, but for `warm_up` steps at the beginning and every `refresh`-th after
+    them, which travel in full; 0: none.
+    """
+
+    travel: Travel
+    warm_up: int = 1
+    refresh: int = 0
+
+    @property
+    def usual(self) -> Travel:
+        return self.travel
+
+    @property
+    def measures_drift(self) -> bool:
+        return False
+
+    def choose(self, facts: StepFacts) -> Travel:
+        return IN_FULL if is_refreshed(facts, self.warm_up, self.refresh) else self.travel
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """As few bits as keep the picture within `target_psnr_db` of the exact one.
+
+    The drift of the last step tells how much a step changes; from that follows what each number of
+    bits would lose. What a loss in the exchanges does to the picture was measured on the small
+    trained model: PSNR is about `gain_db` above the energy of what was carried over what was lost.
+    """
+
+    target_psnr_db: float
+    warm_up: int = 1
+    refresh: int = 0
+    gain_db: float = 20.0
+    first_bits: int = 4
+
+    @property
+    def usual(self) -> Travel:
+        return Travel.all_in(self.first_bits)
+
+    @property
+    def measures_drift(self) -> bool:
+        return True
+
+    def choose(self, facts: StepFacts) -> Travel:
+        if is_refreshed(facts, self.warm_up, self.refresh):
+            return IN_FULL
+        if facts.drift is None or facts.last.is_full:
+            return self.usual
+        change = facts.drift / distortion(facts.last.bits[0])
+        allowed = 10 ** ((self.gain_db - self.target_psnr_db) / 10)
+        enough = (bits for bits in BITS if change * distortion(bits) <= allowed)
+        return Travel.all_in(next(enough, BITS[-1]))
+
+
+def is_refreshed(facts: StepFacts, warm_up: int, refresh: int) -> bool:
+    """Whether a step travels in full whatever its data: the first ones, every `refresh`-th after
+    them, and those beyond the number that was announced.
+    """
+    if facts.step < warm_up:
+        return True
+    if facts.num_steps is not None and facts.step >= facts.num_steps:
+        return True
+    return bool(refresh) and (facts.step - warm_up + 1) % refresh == 0
