@@ -49,7 +49,7 @@ bench-tapa: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
-		--editable '.[dev,diffusers,plots]'
+		--editable '.[dev,diffusers,plots,quality]'
 	touch $@
 
 # Without their dependencies, which want another torch.

@@ -159,8 +159,11 @@ def _rewriting(
 def _cutting(
     config: CompileConfig, costs: Costs | None, differ: Callable[[RowPlan], str]
 ) -> list[GraphPass]:
-    heads = costs if config.head_chunks == "auto" else config.head_chunks
-    token_chunks = 1 if "chunk-tokens" in config.disable else config.token_chunks
+    omits = config.v_major is not None and config.v_major.omits_tokens
+    # Which tokens are left out is decided for all heads at once, and for all tokens.
+    heads = 1 if omits else costs if config.head_chunks == "auto" else config.head_chunks
+    is_whole = omits or "chunk-tokens" in config.disable
+    token_chunks = 1 if is_whole else config.token_chunks
     tokens = costs if token_chunks == "auto" else token_chunks
     token_counts = (1, AUTO_COUNT) if isinstance(tokens, Costs) else (tokens or 1,)
     passes: list[GraphPass | None] = [

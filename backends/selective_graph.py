@@ -9,13 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.agreement.compile_rounds import CompileRounds
 from cocodiff_compile.agreement.failures import failures_told
 from cocodiff_compile.agreement.graph_rounds import graph_rounds
 from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph
-from cocodiff_compile.compat import compiling_later
+from cocodiff_compile.compat import compiling_later, optimization_hint
+from cocodiff_compile.graph.aten import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    bound,
+    collectives_by_group,
+    size_bytes,
+)
 from cocodiff_compile.graph.pipeline import Pipeline, PipelineReport
 from cocodiff_compile.graph.records import copied
 from cocodiff_compile.passes.select_v_major import SelectVMajor
@@ -23,7 +30,7 @@ from cocodiff_compile.v_major.denoising import is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
 from cocodiff_compile.v_major.policy import Policy
 from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 
 
 def selective_call(
@@ -86,13 +93,18 @@ class _SelectiveGraph:
             observer.captured(gm)
         inputs = list(self.example_inputs)
         if travel is not None:
-            select = SelectVMajor(travel.bits_of(), self.policy.measures_drift)
+            remembered = Remembered.for_all(self.policy.travels)
+            select = SelectVMajor(
+                travel, remembered, self.options.compare, self.policy.measures_drift
+            )
             report = Pipeline((select,), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
             if not is_shown:
                 inputs += [node.meta["val"] for node in places]
         memories = tuple(inputs[len(self.example_inputs) :])
-        return Variant(self.finish.run(gm, inputs, report, dumps, rounds), memories)
+        sent_bytes = _sent_bytes(gm.graph)
+        compiled = self.finish.run(gm, inputs, report, dumps, rounds)
+        return Variant(compiled, memories, sent_bytes)
 
     def _copy(self) -> tuple[GraphModule, PipelineReport]:
         graph, found = copied(self.gm.graph, self.report.recognition)
@@ -101,3 +113,17 @@ class _SelectiveGraph:
         last = self.report.passes[-1]
         record = replace(last, result=replace(last.result, recognition=found))
         return gm, PipelineReport((*self.report.passes[:-1], record))
+
+
+def _sent_bytes(graph: Graph) -> int:
+    """That a rank sends to others in all exchanges of a graph, and to tell them its tokens."""
+    total = 0
+    for starts in collectives_by_group(graph).values():
+        for start in starts:
+            size = optimization_hint(size_bytes(start.all_input_nodes[0]))
+            if start.target is ALL_TO_ALL:
+                num_ranks = len(bound(start)["input_split_sizes"])
+                total += size // num_ranks * (num_ranks - 1)
+            elif start.target is ALL_GATHER:
+                total += size * (int(bound(start)["group_size"]) - 1)
+    return total

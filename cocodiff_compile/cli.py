@@ -12,6 +12,7 @@ from cocodiff_compile import __version__
 from cocodiff_compile.bench.command import add_bench
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.command import add_lab
+from cocodiff_compile.quality.command import add_quality
 from cocodiff_compile.simulate.command import add_simulate
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.draw import draw_topology
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_topology(commands)
     add_simulate(commands)
     add_bench(commands)
+    add_quality(commands)
     add_lab(commands)
     return parser
 

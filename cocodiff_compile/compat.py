@@ -24,6 +24,7 @@ from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.virtualized import V
 from torch._logging import trace_structured  # type: ignore[attr-defined]
 from torch._prims_common import is_contiguous_or_false
@@ -64,6 +65,7 @@ __all__ = [
     "order_nodes",
     "outside_the_compiler",
     "replaced_groups",
+    "sort_topologically",
     "statically_known_true",
     "trace_artifact",
     "trace_decomposed",
@@ -101,8 +103,17 @@ def trace_decomposed(function: Callable[..., Any], fakes: Sequence[torch.Tensor]
     """The graph of a function of tensors, in the ops that Inductor's lowerings take."""
     mode = fakes[0].fake_mode  # type: ignore[attr-defined]
     with mode, torch.no_grad():
-        traced: GraphModule = make_fx(function, decomposition_table=select_decomp_table())(*fakes)
+        # Of its own each: one tensor for two arguments would be traced as one.
+        own = [
+            torch.empty_strided(f.shape, f.stride(), dtype=f.dtype, device=f.device) for f in fakes
+        ]
+        traced: GraphModule = make_fx(function, decomposition_table=select_decomp_table())(*own)
     return traced
+
+
+def sort_topologically(graph: Graph) -> None:
+    """Moves nodes behind what they read, others stay in their order."""
+    cast(Callable[[Graph], None], stable_topological_sort)(graph)
 
 
 def fake_store() -> Any:

@@ -28,7 +28,7 @@ from cocodiff_compile.quality.small_dit import (
 )
 
 BATCH = 32
-PEAK_RATE = 1.5e-3
+PEAK_RATE = 2e-3
 DROPPED = 0.1
 KEPT_MEAN = 0.995
 
@@ -93,7 +93,7 @@ def save(model: nn.Module, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=2200)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     parsed = parser.parse_args()
     train(parsed.steps, parsed.out)

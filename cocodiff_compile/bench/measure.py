@@ -20,7 +20,7 @@ from torch import distributed as dist
 from cocodiff_compile.agreement.all_ranks import gathered, largest
 from cocodiff_compile.bench.cases import Case
 from cocodiff_compile.bench.crews import Crews
-from cocodiff_compile.bench.find_rate import MAX_MBIT, Trial, next_rate
+from cocodiff_compile.bench.find_rate import Trial
 from cocodiff_compile.bench.links import (
     Place,
     interface_counters,
@@ -30,14 +30,10 @@ from cocodiff_compile.bench.links import (
 )
 from cocodiff_compile.bench.local_groups import Collective, Traffic, traffic_between
 from cocodiff_compile.bench.profile import Timeline
+from cocodiff_compile.bench.set_share import set_share
 from cocodiff_compile.bench.ways import MAIN_CREW, STOCK, WAYS, Way, ulysses_of
 from cocodiff_compile.bench.worker import Compiled
 from cocodiff_compile.lab.progress import Say
-
-_TRIALS = 4
-_SHARE_TRIALS, _SHARE_TOLERANCE = 5, 0.04
-_GUESS = 1.5
-"""How much longer exchanges take than their bytes alone would, before anything was tried."""
 
 
 def crews_of(cases: Sequence[Case]) -> list[str]:
@@ -119,25 +115,8 @@ class _Measurement:
 
     def _find_rate(self, share: int) -> float:
         """That makes communication `share` per cent of a stock step: the nearest of some tried."""
-        wanted = share / 100
-        wire_megabits = self._node_traffic(self._base).size_bytes * 8 / 1e6
-        tried: dict[float, float] = {}
-        for _ in range(_SHARE_TRIALS):
-            compute_s = self._least(alone=True)
-            wanted_s = compute_s * wanted / (1 - wanted)
-            guess = min(MAX_MBIT, _GUESS * wire_megabits / wanted_s)
-            rate_mbit = next_rate(self.trials, wanted_s) if self.trials else guess
-            set_rate(rate_mbit)
-            step_s = self._least()
-            self.trials.append((rate_mbit, max(step_s - compute_s, 1e-3)))
-            tried[rate_mbit] = abs(1 - compute_s / step_s - wanted)
-            if tried[rate_mbit] < _SHARE_TOLERANCE:
-                break
-        return min(tried, key=tried.__getitem__)
-
-    def _least(self, alone: bool = False) -> float:
-        """Seconds of a step of the base, of a few the least: noise only adds."""
-        return min(self._timed(self._base, alone) for _ in range(_TRIALS))
+        megabits = self._node_traffic(self._base).size_bytes * 8 / 1e6
+        return set_share(share, lambda alone: self._timed(self._base, alone), megabits, self.trials)
 
     def _point(self, share: int | None, rate_mbit: float | None) -> dict[str, Any]:
         """All ways at one speed of the links."""

@@ -1,4 +1,4 @@
-"""A tensor as few bits per element: the coded difference to what the receiver holds already.
+"""A tensor as few bits per element: the coded difference to what the receiver expects already.
 
 Elements are taken in groups of one head of one token. A group travels as one unsigned number of
 `bits` bits per element and one byte for the size of a step:
@@ -8,7 +8,11 @@ Elements are taken in groups of one head of one token. A group travels as one un
              finite: the receiver takes it for NaN, and neither side remembers it
 
 Sender and receiver turn bytes into numbers by the same exact arithmetic, so that both remember the
-same. What the code leaves of a difference is part of the next one: errors do not add up.
+same: what the next value is expected to be. That is this value and AHEAD of its difference to what
+was expected, since what changed one way goes on doing so. What the code leaves of a difference is
+part of the next one: errors do not add up.
+
+    difference = value - memory      arrives: memory + decoded      memory += (1 + AHEAD) * decoded
 
     difference [P, n, G] -> bytes [P, n*G*bits/8 + n] -> difference, as decoded [P, n, G]
 
@@ -27,6 +31,10 @@ FULL = 0
 GROUP_MULTIPLE = 8
 """A group has a multiple of so many elements, so that its planes fill bytes."""
 NONE = 255
+AHEAD = 0.5
+"""Of 0, 0.3, 0.5 and 0.65 this came closest to the exact pictures of the small trained model, by 3
+to 8 dB more than 0 with 1 to 3 bits.
+"""
 _BIAS = (127 - 20) * 8
 """Of a step of 2**-20, in eighths of the exponent that bfloat16 has."""
 _PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
@@ -78,9 +86,10 @@ def decode(coded: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
 def update(memory: Tensor, coded: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
     difference, is_none = decode(coded, memory.shape[-1], bits)
-    new = (memory.to(torch.float32) + difference).to(memory.dtype)
-    new = torch.where(is_none, memory, new)
-    return new, torch.where(is_none, float("nan"), new)
+    old = memory.to(torch.float32)
+    expected = (old + (1 + AHEAD) * difference).to(memory.dtype)
+    arrived = (old + difference).to(memory.dtype)
+    return torch.where(is_none, memory, expected), torch.where(is_none, float("nan"), arrived)
 
 
 def finite(values: Tensor) -> Tensor:
@@ -88,10 +97,10 @@ def finite(values: Tensor) -> Tensor:
     return torch.where(values.abs() < float("inf"), values, 0.0)
 
 
-def lost_share(values: Tensor, remembered: Tensor) -> Tensor:
+def lost_share(values: Tensor, arrived: Tensor) -> Tensor:
     """Energy of what the code left out, over that of what was to be sent."""
     values = values.to(torch.float32)
-    rest = values - remembered.to(torch.float32)
+    rest = values - arrived.to(torch.float32)
     return (rest * rest).sum() / ((values * values).sum() + 1e-30)
 
 

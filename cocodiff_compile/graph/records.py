@@ -50,6 +50,10 @@ class Exchange:
     scatter_dim: int
     gather_dim: int
     size_bytes: Size
+    token_rows: tuple[int, int] | None = None
+    """(elements before the tokens, tokens) in what one rank sends to one other, [before, tokens,
+    behind]; None where tokens do not lie together, or sizes are symbolic.
+    """
     phases: tuple[ExchangePhase, ...] = ()
     chunks: tuple[Exchange, ...] = ()
     """The same exchange for some heads and some tokens each; none if it runs for all at once."""

@@ -6,6 +6,7 @@ Guards come first and raise `Refused`; the record is built last, from values tha
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from torch.fx import Node
@@ -24,7 +25,7 @@ from cocodiff_compile.graph.exchanges import (
     view_path,
     views_after,
 )
-from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size
+from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size, known
 from cocodiff_compile.graph.module_path import module_path_of
 from cocodiff_compile.graph.parts import is_padding
 from cocodiff_compile.graph.projections import projections_after, projections_before
@@ -94,14 +95,27 @@ def _leg_in(
     cuts = [cut for cut in unpacked.cuts if cut.root_dim not in _sources(tokens)]
     result, result_dims = _before_dropping(unpacked, gather_dim)
     gathered = _gather_dim(all_to_all, result_dims, "tokens")
+    exchange = _record(all_to_all, "in", source, result, ranks, (scattered.source, gathered))
     return Leg(
         role=role,
-        exchange=_record(all_to_all, "in", source, result, ranks, (scattered.source, gathered)),
+        exchange=replace(exchange, token_rows=_token_rows(received, tokens[1:])),
         projections=projections_before(source, cuts[-1] if cuts else None, samples),
         num_heads=heads_per_rank * len(ranks),
         head_size=shape_of(operand.node)[operand.size_dim],
         tokens_per_rank=layout.product(tokens[1:]),
     )
+
+
+def _token_rows(received: Dims, tokens: tuple[Factor, ...]) -> tuple[int, int] | None:
+    """Where the tokens of one rank lie in its message."""
+    factors = [factor for dim in received for factor in dim][1:]
+    count = len(tokens)
+    for place in range(len(factors) - count + 1):
+        if not count or factors[place : place + count] != list(tokens):
+            continue
+        before, size = (known(layout.product(f)) for f in (factors[:place], tokens))
+        return None if before is None or size is None else (before, size)
+    return None
 
 
 def _before_dropping(unpacked: Traced, gather_dim: int) -> tuple[Node, Dims]:

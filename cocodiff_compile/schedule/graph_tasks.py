@@ -22,6 +22,7 @@ from cocodiff_compile.graph.aten import (
     is_alias,
     is_collective,
     is_heavy,
+    readers_of,
     size_bytes,
 )
 from cocodiff_compile.graph.records import Recognition
@@ -207,7 +208,7 @@ def _with_early_copies(nodes: Sequence[Node]) -> list[Node]:
     behind: dict[int, list[Node]] = {}
     for copy, own in needed.items():
         before = [source for node in own for source in node.all_input_nodes]
-        before += bound(copy)["self"].users
+        before += readers_of(bound(copy)["self"])
         last = max((place[node] for node in before if node in place), default=-1)
         behind.setdefault(last, []).extend(own)
     found = list(behind.get(-1, ()))

@@ -31,6 +31,21 @@ class Choice:
 
     step: int
     travel: Travel
+    record: StepRecord
+
+
+@dataclass
+class StepRecord:
+    """What one compiled graph did in one step, over all its calls; bytes are those that this rank
+    sent to others, and would have sent in full.
+    """
+
+    step: int
+    travel: str
+    calls: int = 0
+    sent_bytes: int = 0
+    full_bytes: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass
@@ -52,6 +67,8 @@ class Denoising:
     memories: dict[Hashable, Memory] = field(default_factory=dict)
     choices: dict[Hashable, Choice] = field(default_factory=dict)
     """By compiled graph."""
+    history: list[StepRecord] = field(default_factory=list)
+    """Of all pictures of the block."""
     _branch: str = ""
     _calls: dict[Hashable, int] = field(default_factory=dict)
     _is_out_of_order: bool = False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.delta_code import BITS, FULL
-from cocodiff_compile.v_major.policy import Adaptive, Fixed, Policy
+from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
 from cocodiff_compile.v_major.travel import ROLES, Travel
 
 
@@ -18,15 +18,22 @@ class VMajorOptions:
     """Defaults are what `v_major={}` means."""
 
     policy: str = "adaptive"
-    """"adaptive": bits follow the target. "fixed": the same bits in every step."""
+    """"adaptive": bits follow the target. "fixed": the same in every step. "paper": as CoCoDiff."""
     target_psnr_db: float = 40.0
     """adaptive: how close to the exact picture."""
     bits: Travel = Travel.all_in(4)  # noqa: RUF009  (frozen)
     """fixed: of each role."""
-    warm_up: int = 1
-    """Steps in full at the beginning."""
-    refresh: int = 0
-    """Every so many steps one in full; 0: never."""
+    omitted: float = 0.0
+    """fixed: the share of a rank's tokens of which Q, K and V are not sent."""
+    compare: Literal["sent", "seen"] = "sent"
+    """With what a token's V is compared where some are not sent: with what was last "sent", or with
+    what was last "seen", sent or not."""
+    buckets: int = 4
+    """paper: in how many stages the share that is not sent rises."""
+    warm_up: int | None = None
+    """Steps in full at the beginning; None: 1, paper: 5."""
+    refresh: int | None = None
+    """Every so many steps one in full, 0 for never; None: 0, paper: 10."""
     memory_budget_mib: float | None = None
     """What a rank may remember at most; None: as much as it takes."""
 
@@ -41,8 +48,6 @@ class VMajorOptions:
                     f"option 'v_major': unknown key {key!r}{hint}; allowed: {', '.join(allowed)}"
                 )
         checked = cls(**{key: _CHECKS[key](value) for key, value in given.items()})
-        if not checked.warm_up:
-            raise _refuse("warm_up", 0, "a whole number from 1: the first step has nothing before")
         _refuse_unused(checked.policy, given)
         return checked
 
@@ -50,21 +55,37 @@ class VMajorOptions:
     def budget_bytes(self) -> float | None:
         return None if self.memory_budget_mib is None else self.memory_budget_mib * 2**20
 
+    @property
+    def omits_tokens(self) -> bool:
+        return any(travel.omitted for travel in self.make_policy().travels)
+
     def make_policy(self) -> Policy:
+        defaults = (5, 10) if self.policy == "paper" else (1, 0)
+        warm_up = defaults[0] if self.warm_up is None else self.warm_up
+        refresh = defaults[1] if self.refresh is None else self.refresh
+        if self.policy == "paper":
+            return Paper(warm_up, refresh, self.buckets)
         if self.policy == "fixed":
-            return Fixed(self.bits, self.warm_up, self.refresh)
-        return Adaptive(self.target_psnr_db, self.warm_up, self.refresh)
+            return Fixed(replace(self.bits, omitted=self.omitted), warm_up, refresh)
+        return Adaptive(self.target_psnr_db, warm_up, refresh)
 
 
-_ONLY_FOR = {"target_psnr_db": "adaptive", "bits": "fixed"}
+_ONLY_FOR = {
+    "target_psnr_db": ("adaptive",),
+    "bits": ("fixed",),
+    "omitted": ("fixed",),
+    "compare": ("fixed", "paper"),
+    "buckets": ("paper",),
+}
 
 
 def _refuse_unused(policy: str, given: Mapping[str, Any]) -> None:
-    for key, owner in _ONLY_FOR.items():
-        if key in given and policy != owner:
+    for key, owners in _ONLY_FOR.items():
+        if key in given and policy not in owners:
+            named = " and ".join(map(repr, owners))
             raise UserError(
-                f"option 'v_major': {key!r} belongs to policy {owner!r}, the policy is {policy!r}; "
-                f"leave it out or set 'policy': {owner!r}"
+                f"option 'v_major': {key!r} belongs to policy {named}, the policy is {policy!r}; "
+                f"leave it out or set 'policy': {owners[0]!r}"
             )
 
 
@@ -73,9 +94,21 @@ def _refuse(key: str, value: object, allowed: str) -> UserError:
 
 
 def _check_policy(value: object) -> str:
-    if not isinstance(value, str) or value not in ("adaptive", "fixed"):
-        raise _refuse("policy", value, "'adaptive', 'fixed'")
+    if not isinstance(value, str) or value not in ("adaptive", "fixed", "paper"):
+        raise _refuse("policy", value, "'adaptive', 'fixed', 'paper'")
     return value
+
+
+def _check_compare(value: object) -> str:
+    if not isinstance(value, str) or value not in ("sent", "seen"):
+        raise _refuse("compare", value, "'sent', 'seen'")
+    return value
+
+
+def _check_omitted(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise _refuse("omitted", value, "a number from 0 to 1")
+    return float(value)
 
 
 def _check_psnr(value: object) -> float:
@@ -101,10 +134,12 @@ def _check_width(value: object) -> int:
     return value
 
 
-def _check_count(key: str) -> Callable[[object], int]:
-    def check(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise _refuse(key, value, "a whole number from 0")
+def _check_count(key: str, least: int, may_be_none: bool) -> Callable[[object], int | None]:
+    def check(value: object) -> int | None:
+        if value is None and may_be_none:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise _refuse(key, value, f"a whole number from {least}")
         return value
 
     return check
@@ -122,7 +157,10 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "policy": _check_policy,
     "target_psnr_db": _check_psnr,
     "bits": _check_bits,
-    "warm_up": _check_count("warm_up"),
-    "refresh": _check_count("refresh"),
+    "omitted": _check_omitted,
+    "compare": _check_compare,
+    "buckets": _check_count("buckets", 1, may_be_none=False),
+    "warm_up": _check_count("warm_up", 1, may_be_none=True),
+    "refresh": _check_count("refresh", 0, may_be_none=True),
     "memory_budget_mib": _check_budget,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cocodiff_compile.graph.delta_code import BITS, distortion
@@ -28,6 +28,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def travels(self) -> tuple[Travel, ...]:
+        """All that it may choose."""
+        ...
+
+    @property
     def measures_drift(self) -> bool: ...
 
     def choose(self, facts: StepFacts) -> Travel: ...
@@ -46,6 +51,10 @@ class Fixed:
     @property
     def usual(self) -> Travel:
         return self.travel
+
+    @property
+    def travels(self) -> tuple[Travel, ...]:
+        return (IN_FULL, self.travel)
 
     @property
     def measures_drift(self) -> bool:
@@ -75,6 +84,10 @@ class Adaptive:
         return Travel.all_in(self.first_bits)
 
     @property
+    def travels(self) -> tuple[Travel, ...]:
+        return (IN_FULL, *map(Travel.all_in, BITS))
+
+    @property
     def measures_drift(self) -> bool:
         return True
 
@@ -87,6 +100,37 @@ class Adaptive:
         allowed = 10 ** ((self.gain_db - self.target_psnr_db) / 10)
         enough = (bits for bits in BITS if change * distortion(bits) <= allowed)
         return Travel.all_in(next(enough, BITS[-1]))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """CoCoDiff's own: after `warm_up` steps the share of tokens that are not sent rises from 0 to 1
+    until the last step, in `buckets` stages. Every `refresh`-th step, and O always, travel in full.
+    """
+
+    warm_up: int = 5
+    refresh: int = 10
+    buckets: int = 4
+
+    @property
+    def usual(self) -> Travel:
+        return replace(IN_FULL, omitted=0.5)
+
+    @property
+    def travels(self) -> tuple[Travel, ...]:
+        shares = (stage / self.buckets for stage in range(1, self.buckets + 1))
+        return (IN_FULL, *(replace(IN_FULL, omitted=share) for share in shares))
+
+    @property
+    def measures_drift(self) -> bool:
+        return False
+
+    def choose(self, facts: StepFacts) -> Travel:
+        if facts.num_steps is None or is_refreshed(facts, self.warm_up, self.refresh):
+            return IN_FULL
+        rising = max(1, facts.num_steps - 1 - self.warm_up)
+        stage = round((facts.step - self.warm_up) / rising * self.buckets)
+        return replace(IN_FULL, omitted=stage / self.buckets)
 
 
 def is_refreshed(facts: StepFacts, warm_up: int, refresh: int) -> bool:

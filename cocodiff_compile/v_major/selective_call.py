@@ -20,7 +20,13 @@ from cocodiff_compile.agreement.world import ranks_are_real
 from cocodiff_compile.compat import find_group
 from cocodiff_compile.errors import PeerError
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.v_major.denoising import Choice, Denoising, Memory, current_denoising
+from cocodiff_compile.v_major.denoising import (
+    Choice,
+    Denoising,
+    Memory,
+    StepRecord,
+    current_denoising,
+)
 from cocodiff_compile.v_major.policy import Policy, StepFacts
 from cocodiff_compile.v_major.travel import IN_FULL, Travel
 
@@ -39,6 +45,8 @@ class Variant:
     run: Callable[[list[Any]], Any]
     memories: tuple[Tensor, ...]
     """Fake tensors; with a drift, that is the last one."""
+    sent_bytes: int
+    """That a rank sends to others in one call."""
 
 
 @dataclass(eq=False)
@@ -68,11 +76,20 @@ class SelectiveCall:
             travel = IN_FULL
             memory = self._new_memory(run)
             if memory is None:
+                self._note(run, self.variant(IN_FULL).sent_bytes)
                 return self.variant(None).run(args)
             run.memories[key] = memory
+        self._note(run, self.variant(travel).sent_bytes)
         given = [*args, *memory.tensors]
         args.clear()
         return self.variant(travel).run(given)
+
+    def _note(self, run: Denoising, sent_bytes: int) -> None:
+        record = run.choices[self].record
+        record.calls += 1
+        record.sent_bytes += sent_bytes
+        record.full_bytes += self.variant(IN_FULL).sent_bytes
+        record.memory_bytes = sum(_size_bytes(item) for item in run.memories.values())
 
     def add_variant(self, travel: Travel | None, variant: Variant) -> None:
         self._variants[travel] = variant
@@ -91,7 +108,9 @@ class SelectiveCall:
         facts = StepFacts(run.current_step, run.num_steps, self._drift(run), last)
         travel = IN_FULL if run.is_out_of_order or choice is None else self.policy.choose(facts)
         self._agree(run.current_step, travel)
-        run.choices[self] = Choice(run.current_step, travel)
+        record = StepRecord(run.current_step, str(travel))
+        run.history.append(record)
+        run.choices[self] = Choice(run.current_step, travel, record)
         return travel
 
     def _drift(self, run: Denoising) -> float | None:

@@ -1,0 +1,42 @@
+"""How far pictures are from the exact ones, by scikit-image."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+_RANGE = 2.0
+"""Of values in -1..1."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Of one picture; PSNR is infinite where both are the same."""
+
+    psnr_db: float
+    ssim: float
+    mse: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def distances(pictures: Tensor, exact: Tensor) -> list[Distance]:
+    """Of each picture, [3, side, side] in -1..1."""
+    return [_distance(*pair) for pair in zip(pictures, exact, strict=True)]
+
+
+def _distance(picture: Tensor, exact: Tensor) -> Distance:
+    from skimage.metrics import (  # noqa: PLC0415  (optional)
+        mean_squared_error,
+        peak_signal_noise_ratio,
+        structural_similarity,
+    )
+
+    ours, theirs = picture.double().numpy(), exact.double().numpy()
+    mse = float(mean_squared_error(theirs, ours))
+    psnr = float(peak_signal_noise_ratio(theirs, ours, data_range=_RANGE)) if mse else float("inf")
+    ssim = structural_similarity(theirs, ours, data_range=_RANGE, channel_axis=0)
+    return Distance(psnr, float(ssim), mse)

@@ -1,0 +1,277 @@
+"""Selective exchanges of all ranks in one process: one graph per kind of step, memories per rank.
+
+And what the contract says about them, in arithmetic of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from cocodiff_compile.graph.aten import bound, parse_all_to_all
+from cocodiff_compile.graph.delta_code import AHEAD
+from cocodiff_compile.graph.pipeline import PassResult, broken_rule
+from cocodiff_compile.graph.records import Exchange, Recognition, copied
+from cocodiff_compile.passes.recognize_ulysses import recognize
+from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.v_major.travel import Remembered, Travel
+from tests.captured import INPUT_NAMES, fake_ranks
+from tests.lockstep import captured_model, machine, machine_groups, per_rank, run_lockstep
+
+NUM_RANKS = 6
+GRID = machine(2, 3)
+GROUPS = machine_groups("0", GRID)
+
+PerRank = Sequence[Any]
+Pass = Callable[[Graph, Recognition], PassResult]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured graph, and what was found in it."""
+
+    graph: Graph
+    found: Recognition
+    values: Sequence[Any] = ()
+    names: Sequence[str] = ()
+
+    def copy(self) -> Captured:
+        return Captured(*copied(self.graph, self.found), self.values, self.names)
+
+    def after(self, run: Pass) -> Captured:
+        """A copy that a pass has worked on."""
+        graph, found = copied(self.graph, self.found)
+        result = run(graph, found)
+        assert result.changed
+        assert result.recognition is not None
+        graph.eliminate_dead_code()
+        assert broken_rule(graph) == ""
+        return Captured(graph, result.recognition, self.values, self.names)
+
+    @property
+    def pieces(self) -> list[Exchange]:
+        return [piece for site in self.found.sites for piece in site.pieces]
+
+    def groups(self) -> list[int]:
+        """Elements of a head, for each piece."""
+        sizes = {leg.exchange.start: leg.head_size for s in self.found.sites for leg in s.legs}
+        return [
+            int(sizes[exchange.start])
+            for site in self.found.sites
+            for exchange in site.exchanges
+            for _ in exchange.pieces
+        ]
+
+    def inputs(self, count: int, change: float = 0.1) -> Iterator[list[list[Any]]]:
+        """Of every rank, for some steps: the same weights, data that changes a little."""
+        for step in range(count):
+            noise = torch.Generator().manual_seed(1000 + step)
+            yield [
+                [self._changed(*item, noise, change) for item in zip(self.names, mine, strict=True)]
+                for mine in per_rank(self.values, self.names, NUM_RANKS)
+            ]
+
+    @staticmethod
+    def _changed(name: str, value: Any, noise: torch.Generator, change: float) -> Any:
+        if not is_data(name, value):
+            return value
+        return value + change * torch.randn(value.shape, generator=noise).to(value.dtype)
+
+
+def is_data(name: str, value: Any) -> bool:
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return is_float and "_parameters_" not in name and "_buffers_" not in name
+
+
+def captured_of(gm: GraphModule, values: Sequence[Any]) -> Captured:
+    return Captured(gm.graph, recognize(gm.graph), values, gm.meta[INPUT_NAMES])
+
+
+@functools.cache
+def small_model(name: str, head_size: int = 8) -> Captured:
+    """A public model on ranks of the grid; captured once for all tests, which work on copies."""
+    with fake_ranks(NUM_RANKS):
+        gm, values, num_sites = captured_model(name, head_size=head_size)
+        found = captured_of(gm, values)
+    assert len(found.found.sites) == num_sites
+    return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step gave: outputs by rank; what was packed, and what results from each exchange, by
+    piece and rank.
+    """
+
+    outputs: list[tuple[Any, ...]]
+    packed: list[list[Tensor]]
+    results: list[list[Tensor]]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    graph: Graph
+    packed: Sequence[Node]
+    results: Sequence[Node]
+
+    def run(self, inputs: Sequence[PerRank], instead: Mapping[Node, PerRank] | None = None) -> Step:
+        recorded = _with_outputs(self.graph, (*self.packed, *self.results))
+        swapped = {recorded[node]: value for node, value in (instead or {}).items()}
+        graph = next(iter(recorded.values())).graph
+        given = run_lockstep(graph, inputs, GROUPS, swapped)
+        count = len(self.packed)
+        own = [mine[: len(mine) - 2 * count] for mine in given]
+        extra = [[mine[len(mine) - 2 * count + i] for mine in given] for i in range(2 * count)]
+        return Step(own, extra[:count], extra[count:])
+
+
+def _with_outputs(graph: Graph, more: Sequence[Node]) -> dict[Node, Node]:
+    """A copy that returns some more nodes; the copy of each node."""
+    nodes: dict[Node, Node] = {}
+    copy = Graph()
+    results = copy.graph_copy(graph, nodes)
+    listed = results if isinstance(results, (list, tuple)) else (results,)
+    copy.output((*listed, *(nodes[node] for node in more)))
+    return nodes
+
+
+class Selective:
+    """One graph with a kind of code for each kind of step, and what every rank remembers."""
+
+    def __init__(
+        self,
+        base: Captured,
+        *travels: Travel,
+        compare: Literal["sent", "seen"] = "sent",
+        measures_drift: bool = False,
+        then: Pass | None = None,
+    ) -> None:
+        self.base = base
+        self.remembered = Remembered.for_all(travels)
+        self.then = then
+        self.results: dict[Travel, PassResult] = {}
+        with fake_ranks(NUM_RANKS):
+            self.variants = {
+                travel: self._variant(
+                    travel, SelectVMajor(travel, self.remembered, compare, measures_drift)
+                )
+                for travel in travels
+            }
+        self.memories = [
+            [torch.zeros(fake.shape, dtype=fake.dtype) for fake in self.memory_inputs(travels[0])]
+            for _ in range(NUM_RANKS)
+        ]
+
+    def _variant(self, travel: Travel, select: SelectVMajor) -> _Variant:
+        own = self.base.copy()
+        packed = [bound(piece.start)["input"] for piece in own.pieces]
+        result = self.results[travel] = select.run(own.graph, own.found)
+        assert broken_rule(own.graph) == ""
+        found = result.recognition
+        assert found is not None
+        if self.then is not None:
+            found = self.then(own.graph, found).recognition
+            assert found is not None
+            assert broken_rule(own.graph) == ""
+        return _Variant(own.graph, packed, [p.result for s in found.sites for p in s.pieces])
+
+    def memory_inputs(self, travel: Travel) -> list[Tensor]:
+        """Fake tensors of the inputs behind those that the captured graph has."""
+        nodes = self.variants[travel].graph.find_nodes(op="placeholder")
+        captured = self.base.graph.find_nodes(op="placeholder")
+        assert [node.name for node in nodes][: len(captured)] == [node.name for node in captured]
+        return [node.meta["val"] for node in nodes[len(captured) :]]
+
+    def step(self, travel: Travel, inputs: Sequence[PerRank]) -> Step:
+        given = [[*mine, *own] for mine, own in zip(inputs, self.memories, strict=True)]
+        return self.variants[travel].run(given)
+
+    def pairs(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """What was sent and what is held, by piece and rank, where both are remembered of all."""
+        count = len(self.base.pieces)
+        return [
+            [(mine[2 * piece], mine[2 * piece + 1]) for mine in self.memories]
+            for piece in range(count)
+        ]
+
+    def exact(
+        self, inputs: Sequence[PerRank], instead: Mapping[Node, PerRank] | None = None
+    ) -> Step:
+        """As captured; nodes of the captured graph may be given values."""
+        pieces = self.base.pieces
+        packed = [bound(piece.start)["input"] for piece in pieces]
+        plain = _Variant(self.base.graph, packed, [piece.result for piece in pieces])
+        return plain.run(inputs, instead)
+
+    def with_messages(self, inputs: Sequence[PerRank], messages: Sequence[list[Tensor]]) -> Step:
+        """As captured, but each exchange carries the given messages of its ranks."""
+        instead: dict[Node, PerRank] = {}
+        for piece, mine in zip(self.base.pieces, messages, strict=True):
+            flat = parse_all_to_all(piece.start)
+            assert flat is not None
+            instead[flat.wait] = exchanged(mine)
+        return self.exact(inputs, instead)
+
+    def with_results(self, inputs: Sequence[PerRank], results: Sequence[list[Tensor]]) -> Step:
+        """As captured, but for what results from each exchange."""
+        pieces = self.base.pieces
+        return self.exact(
+            inputs, {piece.result: mine for piece, mine in zip(pieces, results, strict=True)}
+        )
+
+
+def exchanged(messages: Sequence[Tensor]) -> list[Tensor]:
+    """An all-to-all by its definition: block r of rank s becomes block s of rank r."""
+    blocks = [message.chunk(len(messages)) for message in messages]
+    return [torch.cat([mine[rank] for mine in blocks]) for rank in range(len(messages))]
+
+
+# The code, by its contract
+
+
+STEP_OVER_RMS = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
+"""Uniform steps with the least loss of normally distributed elements, as published."""
+
+
+def code_by_contract(
+    values: Tensor, memory: Tensor, bits: int, group: int
+) -> tuple[Tensor, Tensor]:
+    """What is remembered of coded values from now on, and what arrives: in float64, without a byte.
+    Both in groups, [n, group].
+    """
+    old = memory.reshape(-1, group)
+    difference = (values.reshape(-1, group).float() - old.float()).double()
+    half = 2 ** (bits - 1)
+    if bits == 8:
+        wanted = difference.abs().amax(-1, keepdim=True) / (half - 0.5)
+    else:
+        wanted = difference.square().mean(-1, keepdim=True).sqrt() * STEP_OVER_RMS[bits]
+    step = _next_step(wanted)
+    coded = (torch.floor(difference / step).clamp(-half, half - 1) + 0.5) * step
+    expected = (old.double() + (1 + AHEAD) * coded).float().to(memory.dtype)
+    arrived = (old.double() + coded).float().to(memory.dtype)
+    is_finite = difference.isfinite().all(-1, keepdim=True)
+    return torch.where(is_finite, expected, old), torch.where(is_finite, arrived, float("nan"))
+
+
+def _next_step(wanted: Tensor) -> Tensor:
+    """2**e * (1 + m/8), m rounded up."""
+    mantissa, exponent = torch.frexp(wanted.to(torch.bfloat16).double())
+    eighths = torch.ceil(mantissa * 16) / 16
+    largest = 2.0**11 * 1.75
+    return torch.ldexp(eighths, exponent).clamp(2.0**-20, largest).nan_to_num(1.0)
+
+
+def differing_share(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """Of elements that are not the same but for float error."""
+    apart = [
+        ~torch.isclose(mine, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+        for mine, other in zip(ours, theirs, strict=True)
+    ]
+    return float(torch.cat([item.flatten() for item in apart]).float().mean())

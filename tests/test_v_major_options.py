@@ -1,0 +1,225 @@
+"""`options={"v_major": {...}}`: what is taken, and what is refused with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.graph.delta_code import BITS, FULL
+from cocodiff_compile.v_major.options import VMajorOptions
+from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
+from cocodiff_compile.v_major.travel import IN_FULL, Travel
+
+KEYS = (
+    "policy",
+    "target_psnr_db",
+    "bits",
+    "omitted",
+    "compare",
+    "buckets",
+    "warm_up",
+    "refresh",
+    "memory_budget_mib",
+)
+OWNERS = {
+    "target_psnr_db": "adaptive",
+    "bits": "fixed",
+    "omitted": "fixed",
+    "compare": "paper",
+    "buckets": "paper",
+}
+"""Keys that do not belong to every policy, with one that they belong to."""
+
+
+def with_owner(key: str, value: object) -> dict[str, Any]:
+    """The key, with the policy that it belongs to."""
+    return {"policy": OWNERS[key], key: value} if key in OWNERS else {key: value}
+
+
+def test_nothing_given_is_an_adaptive_policy_with_one_step_in_full() -> None:
+    options = VMajorOptions.from_mapping({})
+    assert options == VMajorOptions()
+    assert options.make_policy() == Adaptive(40.0, warm_up=1, refresh=0)
+    assert options.budget_bytes is None
+
+
+GOOD = [
+    *(("policy", value, value) for value in ("adaptive", "fixed", "paper")),
+    *(("target_psnr_db", value, value) for value in (10, 35, 42.5, 100)),
+    *(("bits", value, Travel.all_in(value)) for value in BITS),
+    ("bits", "full", IN_FULL),
+    ("bits", {"q": 1, "k": 2, "v": 8, "o": "full"}, Travel((1, 2, 8, FULL))),
+    ("bits", {"o": 4, "v": "full", "k": 3, "q": 2}, Travel((2, 3, FULL, 4))),
+    *(("omitted", value, value) for value in (0, 0.0, 0.3, 1, 1.0)),
+    *(("compare", value, value) for value in ("sent", "seen")),
+    *(("buckets", value, value) for value in (1, 4, 10)),
+    *(("warm_up", value, value) for value in (None, 1, 2, 50)),
+    *(("refresh", value, value) for value in (None, 0, 1, 10)),
+    *(("memory_budget_mib", value, value) for value in (None, 1, 0.5, 100_000)),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), GOOD)
+def test_good_value(key: str, value: object, expected: object) -> None:
+    given = with_owner(key, value)
+    options = VMajorOptions.from_mapping(given)
+    assert getattr(options, key) == expected
+    rest = {name: item for name, item in given.items() if name != key}
+    assert options == dataclasses.replace(VMajorOptions(**rest), **{key: expected})
+
+
+NOT_A_COUNT = (-1, 1.5, True, "2", [1])
+
+BAD = [
+    *(
+        ("policy", value, "'adaptive', 'fixed', 'paper'")
+        for value in ("Fixed", "", None, 3, ["fixed"])
+    ),
+    *(
+        ("target_psnr_db", value, "a number from 10 to 100")
+        for value in (9.9, 101, 0, -40, "40", True, None, float("nan"), float("inf"), [40])
+    ),
+    *(
+        ("bits", value, "1, 2, 3, 4, 8, or 'full'")
+        for value in (0, 5, 16, -1, 2.0, True, "4", "FULL", None, [4], (4, 4, 4, 4))
+    ),
+    *(
+        ("bits", value, "the keys q, k, v, o")
+        for value in ({}, {"q": 4}, {"q": 4, "k": 4, "v": 4, "o": 4, "x": 4}, {0: 4})
+    ),
+    *(
+        ("omitted", value, "a number from 0 to 1")
+        for value in (-0.1, 1.1, "0.5", True, None, float("nan"), [0.5])
+    ),
+    *(("compare", value, "'sent', 'seen'") for value in ("Sent", "", None, 3, ["sent"])),
+    *(("buckets", value, "a whole number from 1") for value in (0, None, *NOT_A_COUNT)),
+    *(("warm_up", value, "a whole number from 1") for value in (0, *NOT_A_COUNT)),
+    *(("refresh", value, "a whole number from 0") for value in NOT_A_COUNT),
+    *(
+        ("memory_budget_mib", value, "None, or a number above 0")
+        for value in (0, -1, "1", True, float("nan"), [1])
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), BAD)
+def test_bad_value_is_refused_with_key_value_and_what_is_allowed(
+    key: str, value: object, allowed: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        VMajorOptions.from_mapping(with_owner(key, value))
+    for words in ("'v_major'", f"'{key}'", repr(value), allowed):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [5, "half", None, True])
+def test_bad_bits_of_one_role_are_refused(value: object) -> None:
+    bits = {"q": 4, "k": 4, "v": value, "o": 4}
+    with pytest.raises(UserError) as caught:
+        VMajorOptions.from_mapping({"policy": "fixed", "bits": bits})
+    for words in ("'bits'", repr(value), "1, 2, 3, 4, 8, or 'full'"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("warmup", "did you mean 'warm_up'?"),
+        ("bit", "did you mean 'bits'?"),
+        ("target_psnr", "did you mean 'target_psnr_db'?"),
+        ("memory_budget", "did you mean 'memory_budget_mib'?"),
+    ],
+)
+def test_unknown_key_gets_a_suggestion(key: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        VMajorOptions.from_mapping({key: 1})
+    assert f"unknown key {key!r}" in str(caught.value)
+    assert hint in str(caught.value)
+    assert all(known in str(caught.value) for known in KEYS)
+
+
+@pytest.mark.parametrize("key", ["something else entirely", 3])
+def test_unknown_key_without_a_likely_meaning_gets_the_list(key: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        VMajorOptions.from_mapping({key: 1})
+    assert f"unknown key {key!r}" in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+    assert all(known in str(caught.value) for known in KEYS)
+
+
+VALUES = {"target_psnr_db": 35, "bits": 2, "omitted": 0.5, "compare": "seen", "buckets": 2}
+TAKEN_BY = {
+    "adaptive": {"target_psnr_db"},
+    "fixed": {"bits", "omitted", "compare"},
+    "paper": {"compare", "buckets"},
+}
+
+
+@pytest.mark.parametrize("policy", [None, *TAKEN_BY])
+@pytest.mark.parametrize("key", VALUES)
+def test_a_key_of_another_policy_is_refused_with_what_to_do(policy: str | None, key: str) -> None:
+    given = {key: VALUES[key], **({"policy": policy} if policy else {})}
+    policy = policy or "adaptive"
+    if key in TAKEN_BY[policy]:
+        assert VMajorOptions.from_mapping(given).policy == policy
+        return
+    with pytest.raises(UserError) as caught:
+        VMajorOptions.from_mapping(given)
+    owners = [repr(owner) for owner, keys in TAKEN_BY.items() if key in keys]
+    belongs = f"{key!r} belongs to policy {' and '.join(owners)}"
+    for words in (belongs, f"the policy is {policy!r}", f"'policy': {owners[0]}"):
+        assert words in str(caught.value)
+
+
+POLICIES = [
+    (
+        {"policy": "fixed", "bits": 2, "warm_up": 3, "refresh": 5},
+        Fixed(Travel.all_in(2), 3, 5),
+    ),
+    (
+        {"policy": "fixed", "bits": {"q": 1, "k": 2, "v": "full", "o": 4}, "omitted": 0.25},
+        Fixed(Travel((1, 2, FULL, 4), 0.25), 1, 0),
+    ),
+    ({"policy": "fixed"}, Fixed(Travel.all_in(4), 1, 0)),
+    ({"target_psnr_db": 35, "warm_up": 3, "refresh": 5}, Adaptive(35.0, 3, 5)),
+    ({"policy": "paper"}, Paper(5, 10, 4)),
+    ({"policy": "paper", "buckets": 2, "warm_up": 1, "refresh": 0}, Paper(1, 0, 2)),
+]
+
+
+@pytest.mark.parametrize(("given", "policy"), POLICIES)
+def test_a_policy_has_all_that_was_given(given: dict[str, Any], policy: Policy) -> None:
+    assert VMajorOptions.from_mapping(given).make_policy() == policy
+
+
+@pytest.mark.parametrize(
+    ("given", "omits"),
+    [
+        ({}, False),
+        ({"policy": "fixed"}, False),
+        ({"policy": "fixed", "omitted": 0.1}, True),
+        ({"policy": "paper"}, True),
+    ],
+)
+def test_whether_tokens_are_ever_left_out_is_known_before(
+    given: dict[str, Any], omits: bool
+) -> None:
+    assert VMajorOptions.from_mapping(given).omits_tokens is omits
+
+
+def test_a_budget_is_counted_in_mebibytes() -> None:
+    assert VMajorOptions.from_mapping({"memory_budget_mib": 1.5}).budget_bytes == 1.5 * 2**20
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        VMajorOptions().warm_up = 3  # type: ignore[misc]
+
+
+def test_the_same_errors_come_from_the_options_of_the_backend() -> None:
+    with pytest.raises(UserError, match=r"'bits' is 5.*1, 2, 3, 4, 8"):
+        CompileConfig.from_options({"v_major": {"policy": "fixed", "bits": 5}})

@@ -1,0 +1,271 @@
+"""Which step carries what, as pure functions; and what a kind of step is."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocodiff_compile.graph.delta_code import BITS, FULL, distortion
+from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy, StepFacts, is_refreshed
+from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+
+MIXED = Travel((4, 4, 8, FULL))
+
+targets = st.floats(min_value=10, max_value=100)
+drifts = st.floats(min_value=0, max_value=1e6)
+coded = st.sampled_from(BITS)
+
+
+def in_full(num_steps: int | None, warm_up: int, refresh: int, count: int) -> list[int]:
+    """The steps of the first `count` that travel in full whatever their data."""
+    facts = (StepFacts(step, num_steps) for step in range(count))
+    return [item.step for item in facts if is_refreshed(item, warm_up, refresh)]
+
+
+def bits_of(travel: Travel) -> int:
+    """Of one that carries all roles alike; in full counts as most."""
+    (bits,) = set(travel.bits)
+    return bits if bits != FULL else 32
+
+
+# Steps in full
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "warm_up", "refresh", "expected"),
+    [
+        (None, 1, 0, [0]),
+        (None, 3, 0, [0, 1, 2]),
+        (None, 1, 3, [0, 3, 6, 9]),
+        (None, 2, 3, [0, 1, 4, 7]),
+        (None, 1, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (None, 4, 5, [0, 1, 2, 3, 8]),
+        (7, 1, 0, [0, 7, 8, 9]),
+        (7, 1, 4, [0, 4, 7, 8, 9]),
+        (1, 1, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (10, 2, 0, [0, 1]),
+        (2, 5, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_first_steps_every_so_many_and_those_beyond_are_in_full(
+    num_steps: int | None, warm_up: int, refresh: int, expected: list[int]
+) -> None:
+    assert in_full(num_steps, warm_up, refresh, 10) == expected
+
+
+@given(st.integers(1, 5), st.integers(0, 6), st.none() | st.integers(1, 12))
+def test_there_are_never_more_coded_steps_in_a_row_than_refresh_allows(
+    warm_up: int, refresh: int, num_steps: int | None
+) -> None:
+    full = in_full(num_steps, warm_up, refresh, 30)
+    assert set(range(warm_up)) <= set(full)
+    if refresh:
+        after_warm_up = [step for step in full if step >= warm_up - 1]
+        gaps = [b - a for a, b in itertools.pairwise(after_warm_up)]
+        assert max(gaps) <= refresh
+
+
+POLICIES: list[Policy] = [Fixed(MIXED, 2, 3), Adaptive(40.0, 2, 3)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("drift", [None, 0.0, 1e-9, 0.5, 1e30, float("nan"), float("inf")])
+def test_what_is_refreshed_is_in_full_whatever_the_drift(
+    policy: Policy, drift: float | None
+) -> None:
+    for step in range(12):
+        facts = StepFacts(step, 9, drift, Travel.all_in(2))
+        assert (policy.choose(facts) == IN_FULL) == (step in (0, 1, 4, 7, 9, 10, 11))
+
+
+@given(
+    st.sampled_from([*POLICIES, Paper(), Paper(2, 3, 7), Fixed(IN_FULL), Adaptive(90.0)]),
+    st.integers(0, 60),
+    st.none() | st.integers(1, 60),
+    st.none() | drifts,
+    coded,
+)
+def test_what_is_chosen_is_one_of_what_may_be(
+    policy: Policy, step: int, num_steps: int | None, drift: float | None, last: int
+) -> None:
+    """All ranks compile and remember for these, and for nothing else."""
+    assert policy.choose(StepFacts(step, num_steps, drift, Travel.all_in(last))) in policy.travels
+    assert IN_FULL in policy.travels
+
+
+# The same in every step
+
+
+@given(st.integers(1, 50), st.none() | drifts, coded)
+def test_fixed_carries_the_same_whatever_it_hears(
+    step: int, drift: float | None, last: int
+) -> None:
+    policy = Fixed(MIXED)
+    assert policy.choose(StepFacts(step, None, drift, Travel.all_in(last))) == MIXED
+    assert policy.usual == MIXED
+    assert not policy.measures_drift
+
+
+# As much as the target needs
+
+
+def test_without_a_drift_adaptive_begins_with_the_usual() -> None:
+    policy = Adaptive(40.0)
+    assert policy.measures_drift
+    assert policy.choose(StepFacts(1, None)) == policy.usual
+    assert policy.choose(StepFacts(1, None, None, Travel.all_in(2))) == policy.usual
+    assert policy.choose(StepFacts(1, None, 0.0, IN_FULL)) == policy.usual
+    assert not policy.usual.is_full
+
+
+@pytest.mark.parametrize("last", BITS)
+def test_nothing_lost_needs_fewest_bits_and_a_huge_or_unknown_loss_most(last: int) -> None:
+    policy, travel = Adaptive(40.0), Travel.all_in(last)
+    assert policy.choose(StepFacts(3, None, 0.0, travel)) == Travel.all_in(min(BITS))
+    for drift in (1e9, 1e300, float("inf"), float("nan")):
+        assert policy.choose(StepFacts(3, None, drift, travel)) == Travel.all_in(max(BITS))
+
+
+@given(targets, drifts, coded)
+def test_as_few_bits_as_keep_the_target(target: float, drift: float, last: int) -> None:
+    """By the rule of its docstring: loss in dB below what is carried, plus `gain_db`."""
+    policy = Adaptive(target)
+    chosen = bits_of(policy.choose(StepFacts(3, None, drift, Travel.all_in(last))))
+    change = drift / distortion(last)
+    allowed = 10 ** ((policy.gain_db - target) / 10)
+    fits = [bits for bits in BITS if change * distortion(bits) <= allowed]
+    assert chosen == (min(fits) if fits else max(BITS))
+
+
+@given(st.tuples(targets, targets).map(sorted), drifts, coded)
+def test_a_higher_target_never_chooses_fewer_bits(
+    ordered: list[float], drift: float, last: int
+) -> None:
+    facts = StepFacts(3, None, drift, Travel.all_in(last))
+    low, high = (bits_of(Adaptive(target).choose(facts)) for target in ordered)
+    assert low <= high
+
+
+@given(targets, st.tuples(drifts, drifts).map(sorted), coded)
+def test_a_larger_drift_never_chooses_fewer_bits(
+    target: float, ordered: list[float], last: int
+) -> None:
+    facts = (StepFacts(3, None, drift, Travel.all_in(last)) for drift in ordered)
+    low, high = (bits_of(Adaptive(target).choose(item)) for item in facts)
+    assert low <= high
+
+
+@given(targets, st.floats(min_value=1e-9, max_value=1e3), coded)
+def test_a_change_of_the_same_size_chooses_the_same_whatever_the_last_step_carried(
+    target: float, change: float, last: int
+) -> None:
+    """In the long run of a steady change the bits stay where they are."""
+    policy = Adaptive(target)
+    facts = StepFacts(3, None, change * distortion(last), Travel.all_in(last))
+    chosen = policy.choose(facts)
+    settled = policy.choose(
+        replace(facts, drift=change * distortion(bits_of(chosen)) * (1 - 1e-9), last=chosen)
+    )
+    assert bits_of(settled) <= bits_of(chosen)
+
+
+def test_every_number_of_bits_is_chosen_by_some_drift() -> None:
+    policy = Adaptive(40.0)
+    facts = [StepFacts(3, None, 10 ** (-place / 4), Travel.all_in(4)) for place in range(60)]
+    assert {bits_of(policy.choose(item)) for item in facts} == set(BITS)
+
+
+# As in the paper
+
+
+def omitted(policy: Paper, num_steps: int) -> list[float]:
+    return [policy.choose(StepFacts(step, num_steps)).omitted for step in range(num_steps)]
+
+
+def test_the_share_that_is_left_out_rises_in_stages_to_all_in_the_last_step() -> None:
+    first, rising = [0.0, 0.0], [0, 0, 0.25, 0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 1, 1]
+    assert omitted(Paper(2, 0, 4), 13) == [*first, *rising]
+
+
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 60))
+def test_the_share_that_is_left_out_never_falls(warm_up: int, buckets: int, num_steps: int) -> None:
+    shares = omitted(Paper(warm_up, 0, buckets), num_steps)
+    assert shares == sorted(shares)
+    assert set(shares[:warm_up]) <= {0.0}
+    if num_steps > warm_up + 1:
+        assert shares[-1] == 1.0
+
+
+def test_everything_else_travels_in_full_as_in_the_paper() -> None:
+    policy = Paper()
+    assert (policy.warm_up, policy.refresh) == (5, 10)
+    assert all(travel.bits == IN_FULL.bits for travel in policy.travels)
+    assert policy.choose(StepFacts(14, 50)) == IN_FULL
+    assert policy.choose(StepFacts(24, 50)) == IN_FULL
+    assert not policy.measures_drift
+
+
+def test_without_a_number_of_steps_nothing_is_left_out() -> None:
+    assert all(Paper().choose(StepFacts(step, None)) == IN_FULL for step in range(50))
+
+
+# A kind of step
+
+
+def test_a_travel_names_the_bits_of_each_role() -> None:
+    assert MIXED.bits_of() == {"q": 4, "k": 4, "v": 8, "o": FULL}
+    assert Travel.all_in(2).bits_of() == dict.fromkeys("qkvo", 2)
+
+
+@pytest.mark.parametrize(
+    ("travel", "is_full", "text"),
+    [
+        (IN_FULL, True, "in full"),
+        (Travel.all_in(2), False, "Q2 K2 V2 O2"),
+        (MIXED, False, "Q4 K4 V8 Ofull"),
+        (replace(IN_FULL, omitted=0.25), False, "Qfull Kfull Vfull Ofull without 25%"),
+        (Travel((4, 4, 4, 4), 0.5), False, "Q4 K4 V4 O4 without 50%"),
+    ],
+)
+def test_a_travel_is_full_if_all_roles_are(travel: Travel, is_full: bool, text: str) -> None:
+    assert travel.is_full is is_full
+    assert str(travel) == text
+
+
+@pytest.mark.parametrize(
+    ("travel", "element_bits", "group", "share"),
+    [
+        (IN_FULL, 16, 64, 1.0),
+        (Travel.all_in(8), 16, 64, 65 / 128),
+        (Travel.all_in(1), 32, 128, 17 / 512),
+        (Travel.all_in(3), 16, 24, 10 / 48),
+        (MIXED, 16, 64, (33 + 33 + 65 + 128) / (4 * 128)),
+        (replace(IN_FULL, omitted=0.25), 16, 64, (0.75 * 3 + 1) / 4),
+        (replace(MIXED, omitted=0.5), 16, 64, (0.5 * (33 + 33 + 65) + 128) / (4 * 128)),
+    ],
+)
+def test_the_share_that_is_sent_counts_the_bytes_of_steps(
+    travel: Travel, element_bits: int, group: int, share: float
+) -> None:
+    assert travel.sent_share(element_bits, group) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("travels", "sent", "held"),
+    [
+        ([IN_FULL], "", ""),
+        ([IN_FULL, Travel.all_in(4)], "qkvo", "qkvo"),
+        ([IN_FULL, MIXED], "qkv", "qkv"),
+        ([IN_FULL, Travel((FULL, FULL, 2, FULL))], "v", "v"),
+        ([IN_FULL, replace(IN_FULL, omitted=0.5)], "v", "qkv"),
+        ([Travel((4, FULL, FULL, 2), 0.5)], "qvo", "qkvo"),
+    ],
+)
+def test_what_any_kind_of_step_needs_is_remembered_and_nothing_else(
+    travels: list[Travel], sent: str, held: str
+) -> None:
+    assert Remembered.for_all(travels) == Remembered(frozenset(sent), frozenset(held))
