@@ -121,24 +121,23 @@ class _Variant:
     results: Sequence[Node]
 
     def run(self, inputs: Sequence[PerRank], instead: Mapping[Node, PerRank] | None = None) -> Step:
-        recorded = _with_outputs(self.graph, (*self.packed, *self.results))
-        swapped = {recorded[node]: value for node, value in (instead or {}).items()}
-        graph = next(iter(recorded.values())).graph
+        graph, copies = self._recording
+        swapped = {copies[node]: value for node, value in (instead or {}).items()}
         given = run_lockstep(graph, inputs, GROUPS, swapped)
         count = len(self.packed)
         own = [mine[: len(mine) - 2 * count] for mine in given]
         extra = [[mine[len(mine) - 2 * count + i] for mine in given] for i in range(2 * count)]
         return Step(own, extra[:count], extra[count:])
 
-
-def _with_outputs(graph: Graph, more: Sequence[Node]) -> dict[Node, Node]:
-    """A copy that returns some more nodes; the copy of each node."""
-    nodes: dict[Node, Node] = {}
-    copy = Graph()
-    results = copy.graph_copy(graph, nodes)
-    listed = results if isinstance(results, (list, tuple)) else (results,)
-    copy.output((*listed, *(nodes[node] for node in more)))
-    return nodes
+    @functools.cached_property
+    def _recording(self) -> tuple[Graph, dict[Node, Node]]:
+        """A copy that returns what is recorded as well; the copy of each node."""
+        copies: dict[Node, Node] = {}
+        graph = Graph()
+        results = graph.graph_copy(self.graph, copies)
+        listed = results if isinstance(results, (list, tuple)) else (results,)
+        graph.output((*listed, *(copies[node] for node in (*self.packed, *self.results))))
+        return graph, copies
 
 
 class Selective:
@@ -204,10 +203,13 @@ class Selective:
         self, inputs: Sequence[PerRank], instead: Mapping[Node, PerRank] | None = None
     ) -> Step:
         """As captured; nodes of the captured graph may be given values."""
+        return self._captured.run(inputs, instead)
+
+    @functools.cached_property
+    def _captured(self) -> _Variant:
         pieces = self.base.pieces
         packed = [bound(piece.start)["input"] for piece in pieces]
-        plain = _Variant(self.base.graph, packed, [piece.result for piece in pieces])
-        return plain.run(inputs, instead)
+        return _Variant(self.base.graph, packed, [piece.result for piece in pieces])
 
     def with_messages(self, inputs: Sequence[PerRank], messages: Sequence[list[Tensor]]) -> Step:
         """As captured, but each exchange carries the given messages of its ranks."""

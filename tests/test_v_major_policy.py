@@ -225,10 +225,10 @@ def test_a_travel_names_the_bits_of_each_role() -> None:
     ("travel", "is_full", "text"),
     [
         (IN_FULL, True, "in full"),
-        (Travel.all_in(2), False, "Q2 K2 V2 O2"),
-        (MIXED, False, "Q4 K4 V8 Ofull"),
-        (replace(IN_FULL, omitted=0.25), False, "Qfull Kfull Vfull Ofull without 25%"),
-        (Travel((4, 4, 4, 4), 0.5), False, "Q4 K4 V4 O4 without 50%"),
+        (Travel.all_in(2), False, "2 bits"),
+        (MIXED, False, "Q 4 bits, K 4 bits, V 8 bits, O in full"),
+        (replace(IN_FULL, omitted=0.25), False, "in full, 25% of tokens left out"),
+        (Travel((4, 4, 4, 4), 0.5), False, "4 bits, 50% of tokens left out"),
     ],
 )
 def test_a_travel_is_full_if_all_roles_are(travel: Travel, is_full: bool, text: str) -> None:
