@@ -6,8 +6,8 @@ STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint format bench bench-quick bench-timeline bench-own-cost \
-	bench-recognize bench-tapa clean
+.PHONY: demo test test-slow lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
+	bench-v-major 	bench-recognize bench-tapa clean
 
 demo: $(STAMP)
 	$(BIN)/cocodiff demo
@@ -36,6 +36,15 @@ bench: $(RIVALS)
 
 bench-timeline: $(RIVALS)
 	$(BIN)/cocodiff bench --timeline --out build/bench-timeline
+
+# How far lossy exchanges are from the exact run, and what they save.
+bench-quality: $(STAMP)
+	$(BIN)/cocodiff quality --out build/quality
+
+# The same over slow links, timed: whole runs of 20 steps.
+bench-v-major: $(STAMP)
+	$(BIN)/cocodiff quality --shares 75,90 --dtype bf16 --steps 20 --batch 8 \
+		--policies paper,int4,int2,adaptive40 --out build/v-major
 
 bench-own-cost: $(STAMP)
 	$(BIN)/python -m benchmarks.own_cost

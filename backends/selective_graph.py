@@ -73,6 +73,12 @@ class _SelectiveGraph:
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", self.options.make_policy())
 
+    @property
+    def _budget_bytes(self) -> float | None:
+        """For one call of this graph."""
+        budget = self.options.budget_bytes
+        return None if budget is None else budget / self.options.guidance_passes
+
     def compile_later(self, travel: Travel | None) -> Variant:
         """Between calls, outside of Dynamo."""
         found, config, live = self.report.recognition, self.finish.config, self.finish.live
@@ -95,7 +101,11 @@ class _SelectiveGraph:
         if travel is not None:
             remembered = Remembered.for_all(self.policy.travels)
             select = SelectVMajor(
-                travel, remembered, self.options.compare, self.policy.measures_drift
+                travel,
+                remembered,
+                self.options.compare,
+                self.policy.measures_drift,
+                self._budget_bytes,
             )
             report = Pipeline((select,), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]

@@ -93,7 +93,7 @@ def save(model: nn.Module, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2200)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     parsed = parser.parse_args()
     train(parsed.steps, parsed.out)

@@ -48,9 +48,11 @@ from cocodiff_compile.graph.aten import (
 from cocodiff_compile.graph.delta_code import (
     FULL,
     GROUP_MULTIPLE,
-    encode,
+    advance,
     finite,
     lost_share,
+    pack,
+    quantize,
     update,
 )
 from cocodiff_compile.graph.inline import Inliner
@@ -78,12 +80,20 @@ class SelectVMajor:
     remembered: Remembered
     compare: Literal["sent", "seen"] = "sent"
     measures_drift: bool = False
+    budget_bytes: float | None = None
+    """What may be remembered; attentions that would save least do without."""
     name: str = "select-v-major"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         rewriting = _Rewriting(Inliner(graph), self)
-        for site in found.sites:
-            rewriting.rewrite(site)
+        with_room = self._with_room(found.sites)
+        for place, site in enumerate(found.sites):
+            if place in with_room:
+                rewriting.rewrite(site)
+            else:
+                reason = f"no room in a memory of {self.budget_bytes} bytes: travels in full"
+                declined = Declined(site.attention.output, reason, site.module_path)
+                rewriting.declined.append(declined)
         if self.measures_drift and rewriting.rewritten:
             _emit_drift(graph, rewriting.losses)
         for start in rewriting.rewritten:
@@ -98,6 +108,27 @@ class SelectVMajor:
         return PassResult(
             bool(rewriting.rewritten), recognition, tuple(rewriting.declined), (note,)
         )
+
+    def _with_room(self, sites: Sequence[UlyssesSite]) -> set[int]:
+        """Places of the attentions that may remember, those that send most first."""
+        if self.budget_bytes is None:
+            return set(range(len(sites)))
+        sizes = [self._memory_bytes(site) for site in sites]
+        left, found = self.budget_bytes, set()
+        for place in sorted(range(len(sites)), key=lambda place: (-sizes[place], place)):
+            if sizes[place] <= left:
+                left -= sizes[place]
+                found.add(place)
+        return found
+
+    def _memory_bytes(self, site: UlyssesSite) -> int:
+        """Of one attention; what it sends, and so what it can save, grows with it."""
+        total = 0
+        for exchange, roles, _ in _exchanges(site):
+            sides = (self.remembered.sent, self.remembered.held)
+            copies = sum(not side.isdisjoint(roles) for side in sides)
+            total += copies * (known(exchange.size_bytes) or 0)
+        return total
 
 
 class _Rewriting:
@@ -384,8 +415,8 @@ def _send(
     packed: torch.Tensor, sent: torch.Tensor, bits: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bytes to send, what is remembered of them from now on, and what will arrive."""
-    coded = encode(packed.to(torch.float32) - sent.to(torch.float32), bits)
-    return coded, *update(sent, coded, bits)
+    number, code = quantize(packed.to(torch.float32) - sent.to(torch.float32), bits)
+    return pack(number, code, bits), *advance(sent, number, code, bits)
 
 
 def _send_rows(

@@ -32,7 +32,7 @@ PerRank = Sequence[Any]
 Pass = Callable[[Graph, Recognition], PassResult]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Captured:
     """A captured graph, and what was found in it."""
 
@@ -140,8 +140,26 @@ class _Variant:
         return graph, copies
 
 
+@functools.cache
+def _built(base: Captured, select: SelectVMajor, then: Pass | None) -> tuple[_Variant, PassResult]:
+    """For one kind of step; runs leave it as it is."""
+    own = base.copy()
+    packed = [bound(piece.start)["input"] for piece in own.pieces]
+    with fake_ranks(NUM_RANKS):
+        result = select.run(own.graph, own.found)
+        assert broken_rule(own.graph) == ""
+        last = then(own.graph, result.recognition or own.found) if then else result
+        assert broken_rule(own.graph) == ""
+    found = last.recognition
+    assert found is not None
+    results = [piece.result for site in found.sites for piece in site.pieces]
+    return _Variant(own.graph, packed, results), result
+
+
 class Selective:
-    """One graph with a kind of code for each kind of step, and what every rank remembers."""
+    """One graph with a kind of code for each kind of step, and what every rank remembers. `then` is
+    run on the graph of each kind.
+    """
 
     def __init__(
         self,
@@ -152,33 +170,16 @@ class Selective:
         then: Pass | None = None,
     ) -> None:
         self.base = base
-        self.remembered = Remembered.for_all(travels)
-        self.then = then
+        remembered = Remembered.for_all(travels)
+        self.variants: dict[Travel, _Variant] = {}
         self.results: dict[Travel, PassResult] = {}
-        with fake_ranks(NUM_RANKS):
-            self.variants = {
-                travel: self._variant(
-                    travel, SelectVMajor(travel, self.remembered, compare, measures_drift)
-                )
-                for travel in travels
-            }
+        for travel in travels:
+            select = SelectVMajor(travel, remembered, compare, measures_drift)
+            self.variants[travel], self.results[travel] = _built(base, select, then)
         self.memories = [
             [torch.zeros(fake.shape, dtype=fake.dtype) for fake in self.memory_inputs(travels[0])]
             for _ in range(NUM_RANKS)
         ]
-
-    def _variant(self, travel: Travel, select: SelectVMajor) -> _Variant:
-        own = self.base.copy()
-        packed = [bound(piece.start)["input"] for piece in own.pieces]
-        result = self.results[travel] = select.run(own.graph, own.found)
-        assert broken_rule(own.graph) == ""
-        found = result.recognition
-        assert found is not None
-        if self.then is not None:
-            found = self.then(own.graph, found).recognition
-            assert found is not None
-            assert broken_rule(own.graph) == ""
-        return _Variant(own.graph, packed, [p.result for s in found.sites for p in s.pieces])
 
     def memory_inputs(self, travel: Travel) -> list[Tensor]:
         """Fake tensors of the inputs behind those that the captured graph has."""

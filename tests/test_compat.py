@@ -185,3 +185,44 @@ def test_a_dispatch_mode_sees_calls_and_ops_know_whether_they_are_views() -> Non
     with Recorder():
         torch.ones(4).view(2, 2).sin()
     assert [func.is_view for func in seen] == [False, True, False]
+
+
+def test_functions_are_traced_into_ops_that_inductor_lowers() -> None:
+    with compat.FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.ones(4))
+    graph = compat.trace_decomposed(lambda x, y: x.clamp(0, 1) - y, [fake, fake]).graph
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert aten.clamp.default not in targets  # decomposed
+    first, second = graph.find_nodes(op="placeholder")
+    assert len(first.users) == len(second.users) == 1  # two inputs, though one tensor was given
+
+
+def test_nodes_can_be_sorted_behind_what_they_read() -> None:
+    graph = traced(lambda x: (x + 1) * 2, torch.ones(2))
+    (add,) = graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    (mul,) = graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    mul.append(add)
+    compat.sort_topologically(graph)
+    assert add < mul
+    graph.lint()
+
+
+def test_a_graph_of_a_compile_that_is_over_is_compiled() -> None:
+    kept: list[tuple[object, list[object], dict[str, object]]] = []
+
+    def keep(gm: torch.fx.GraphModule, example_inputs: list[object], **options: object) -> object:
+        kept.append((gm, example_inputs, options))
+        return compat.make_boxed_func(gm.forward)
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[object]) -> object:
+        return compat.compile_fx(gm, example_inputs, inner_compile=keep)
+
+    torch._dynamo.reset()
+    x = torch.randn(8)
+    with torch.no_grad():
+        expected = torch.compile(lambda x: (x * 2).relu(), backend=backend)(x)
+        ((gm, example_inputs, options),) = kept
+        with compat.compiling_later(example_inputs):
+            compiled = compat.compile_fx_inner(gm, example_inputs, **options)
+        (found,) = compiled([x])
+    assert torch.equal(found, expected)

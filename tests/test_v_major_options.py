@@ -24,6 +24,7 @@ KEYS = (
     "warm_up",
     "refresh",
     "memory_budget_mib",
+    "guidance_passes",
 )
 OWNERS = {
     "target_psnr_db": "adaptive",
@@ -56,7 +57,7 @@ GOOD = [
     ("bits", {"o": 4, "v": "full", "k": 3, "q": 2}, Travel((2, 3, FULL, 4))),
     *(("omitted", value, value) for value in (0, 0.0, 0.3, 1, 1.0)),
     *(("compare", value, value) for value in ("sent", "seen")),
-    *(("buckets", value, value) for value in (1, 4, 10)),
+    *((key, value, value) for key in ("buckets", "guidance_passes") for value in (1, 4, 10)),
     *(("warm_up", value, value) for value in (None, 1, 2, 50)),
     *(("refresh", value, value) for value in (None, 0, 1, 10)),
     *(("memory_budget_mib", value, value) for value in (None, 1, 0.5, 100_000)),
@@ -96,7 +97,11 @@ BAD = [
         for value in (-0.1, 1.1, "0.5", True, None, float("nan"), [0.5])
     ),
     *(("compare", value, "'sent', 'seen'") for value in ("Sent", "", None, 3, ["sent"])),
-    *(("buckets", value, "a whole number from 1") for value in (0, None, *NOT_A_COUNT)),
+    *(
+        (key, value, "a whole number from 1")
+        for key in ("buckets", "guidance_passes")
+        for value in (0, None, *NOT_A_COUNT)
+    ),
     *(("warm_up", value, "a whole number from 1") for value in (0, *NOT_A_COUNT)),
     *(("refresh", value, "a whole number from 0") for value in NOT_A_COUNT),
     *(
@@ -151,7 +156,27 @@ def test_unknown_key_without_a_likely_meaning_gets_the_list(key: Any) -> None:
     assert all(known in str(caught.value) for known in KEYS)
 
 
-VALUES = {"target_psnr_db": 35, "bits": 2, "omitted": 0.5, "compare": "seen", "buckets": 2}
+@pytest.mark.parametrize(
+    ("given", "is_good"),
+    [
+        ({"policy": "paper"}, True),
+        ({"policy": "fixed", "bits": "full", "omitted": 0.5}, True),
+        ({"policy": "fixed", "bits": 4, "omitted": 0.5}, False),
+        ({"policy": "fixed", "bits": "full"}, False),
+    ],
+)
+def test_only_what_travels_as_it_is_is_compared_with_what_was_seen(
+    given: dict[str, object], is_good: bool
+) -> None:
+    given = {**given, "compare": "seen"}
+    if is_good:
+        assert VMajorOptions.from_mapping(given).compare == "seen"
+        return
+    with pytest.raises(UserError, match="'compare': 'seen' needs tokens left out, and V in full"):
+        VMajorOptions.from_mapping(given)
+
+
+VALUES = {"target_psnr_db": 35, "bits": 2, "omitted": 0.5, "compare": "sent", "buckets": 2}
 TAKEN_BY = {
     "adaptive": {"target_psnr_db"},
     "fixed": {"bits", "omitted", "compare"},
@@ -223,3 +248,7 @@ def test_options_are_frozen() -> None:
 def test_the_same_errors_come_from_the_options_of_the_backend() -> None:
     with pytest.raises(UserError, match=r"'bits' is 5.*1, 2, 3, 4, 8"):
         CompileConfig.from_options({"v_major": {"policy": "fixed", "bits": 5}})
+
+
+def test_the_list_of_keys_is_complete() -> None:
+    assert set(KEYS) == {field.name for field in dataclasses.fields(VMajorOptions)}

@@ -193,38 +193,32 @@ def reorder(graph: Graph, anchors: Sequence[Node], order: Order) -> None:
     moved = set(wanted)
     rest = [node for node in graph.nodes if node.op == "call_function" and node not in moved]
     output = graph.output_node()
-    for node in _with_early_copies((*wanted, *rest)):
+    for node in _as_early_as_possible(wanted, rest):
         output.prepend(node)
 
 
-def _with_early_copies(nodes: Sequence[Node]) -> list[Node]:
-    """Each copy into an input, and what only it needs, right behind the last node that it needs or
-    that reads the input.
+def _as_early_as_possible(wanted: Sequence[Node], rest: Sequence[Node]) -> list[Node]:
+    """`wanted` as it is, and each node of `rest` right behind the last one it needs. A copy into an
+    input needs all that read this input, so that it does not overwrite what they read.
     """
-    copies = [node for node in nodes if is_write_back(node)]
-    needed = {node: _only_for(node) for node in copies}
-    taken = {node for own in needed.values() for node in own}
-    place = {node: number for number, node in enumerate(n for n in nodes if n not in taken)}
-    behind: dict[int, list[Node]] = {}
-    for copy, own in needed.items():
-        before = [source for node in own for source in node.all_input_nodes]
-        before += readers_of(bound(copy)["self"])
-        last = max((place[node] for node in before if node in place), default=-1)
-        behind.setdefault(last, []).extend(own)
-    found = list(behind.get(-1, ()))
-    for number, node in enumerate(place):
-        found += [node, *behind.get(number, ())]
-    return found
-
-
-def _only_for(copy: Node) -> list[Node]:
-    """A copy and the light nodes that nothing else needs, in graph order."""
-    own = {copy}
-    stack = [copy]
-    while stack:
-        for source in stack.pop().all_input_nodes:
-            is_light = source.op == "call_function" and not is_anchor(source)
-            if is_light and source not in own and all(user in own for user in source.users):
-                own.add(source)
-                stack.append(source)
-    return sorted(own)
+    waits: dict[Node, int] = {}
+    followers: dict[Node, list[Node]] = {}
+    for node in rest:
+        before = dict.fromkeys(node.all_input_nodes)
+        if is_write_back(node):
+            before.update(dict.fromkeys(readers_of(bound(node)["self"])))
+        needed = [other for other in before if other.op == "call_function" and other is not node]
+        waits[node] = len(needed)
+        for other in needed:
+            followers.setdefault(other, []).append(node)
+    found: list[Node] = []
+    for begin in (*(node for node in rest if not waits[node]), *wanted):
+        ready = [begin]
+        while ready:
+            found.append(ready.pop())
+            for node in reversed(followers.get(found[-1], ())):
+                waits[node] -= 1
+                if not waits[node]:
+                    ready.append(node)
+    placed = set(found)
+    return found + [node for node in rest if node not in placed]

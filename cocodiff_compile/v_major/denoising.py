@@ -29,7 +29,7 @@ _current: ContextVar[Denoising | None] = ContextVar("cocodiff_denoising", defaul
 class Choice:
     """What the calls of one compiled graph carry in one step."""
 
-    step: int
+    turn: int
     travel: Travel
     record: StepRecord
 
@@ -54,6 +54,10 @@ class Memory:
 
     tensors: list[Tensor]
     drift: Tensor | None
+    turn: int = 0
+    """Of the last call."""
+    is_coded: bool = False
+    """Whether the last call lost anything."""
 
 
 @dataclass
@@ -64,6 +68,8 @@ class Denoising:
     owners: frozenset[int] | None = None
     """Identities of the parameters of the models it is for; None: of any model."""
     current_step: int = 0
+    turn: int = 0
+    """Counts steps as they come, also where one comes again."""
     memories: dict[Hashable, Memory] = field(default_factory=dict)
     choices: dict[Hashable, Choice] = field(default_factory=dict)
     """By compiled graph."""
@@ -78,9 +84,10 @@ class Denoising:
         step that was left out or comes again, all travels in full once.
         """
         following = self.current_step + 1
-        if index is not None and (isinstance(index, bool) or index < 0):
-            raise UserError(f"denoising step {index!r}: steps are counted from 0")
+        if index is not None and not _is_count(index, 0):
+            raise UserError(f"denoising step {index!r}: steps are whole numbers, counted from 0")
         self._is_out_of_order = index is not None and index != following
+        self.turn += 1
         self.current_step = following if index is None else index
         self._calls.clear()
         if self.num_steps is not None and self.current_step > self.num_steps:
@@ -96,6 +103,7 @@ class Denoising:
         self.num_steps = num_steps if num_steps is not None else self.num_steps
         self.current_step = 0
         self._is_out_of_order = False
+        self.turn += 1
         self._calls.clear()
         self.memories.clear()
         self.choices.clear()
@@ -154,7 +162,7 @@ def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Den
     """
     if pipe is None and num_steps is None:
         raise UserError("denoising() needs a pipeline, or num_steps= and .step() after each step")
-    if num_steps is not None and (isinstance(num_steps, bool) or num_steps < 1):
+    if num_steps is not None and not _is_count(num_steps, 1):
         raise UserError(f"denoising(num_steps={num_steps!r}): a whole number from 1")
     run = Denoising(num_steps)
     token = _current.set(run)
@@ -166,6 +174,10 @@ def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Den
     finally:
         run.reset()
         _current.reset(token)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
@@ -223,6 +235,7 @@ def _after(owner: Any, name: str, then: Callable[..., None], stack: ExitStack) -
 def _name_branches(module: Any, run: Denoising, stack: ExitStack) -> None:
     context = module.cache_context
 
+    @functools.wraps(context)
     @contextmanager
     def named(name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         with context(name, *args, **kwargs) as value, run.branch(name):

@@ -36,6 +36,8 @@ class VMajorOptions:
     """Every so many steps one in full, 0 for never; None: 0, paper: 10."""
     memory_budget_mib: float | None = None
     """What a rank may remember at most; None: as much as it takes."""
+    guidance_passes: int = 2
+    """Calls of the model per step, which share the budget."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> VMajorOptions:
@@ -49,7 +51,17 @@ class VMajorOptions:
                 )
         checked = cls(**{key: _CHECKS[key](value) for key, value in given.items()})
         _refuse_unused(checked.policy, given)
+        if checked.compare == "seen" and not checked.compares_in_full:
+            raise UserError(
+                "option 'v_major': 'compare': 'seen' needs tokens left out, and V in full: "
+                "what is coded is compared with what was last sent"
+            )
         return checked
+
+    @property
+    def compares_in_full(self) -> bool:
+        travels = [travel for travel in self.make_policy().travels if travel.omitted]
+        return bool(travels) and all(travel.bits_of()["v"] == FULL for travel in travels)
 
     @property
     def budget_bytes(self) -> float | None:
@@ -163,4 +175,5 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "warm_up": _check_count("warm_up", 1, may_be_none=True),
     "refresh": _check_count("refresh", 0, may_be_none=True),
     "memory_budget_mib": _check_budget,
+    "guidance_passes": _check_count("guidance_passes", 1, may_be_none=False),
 }

@@ -79,6 +79,7 @@ class SelectiveCall:
                 self._note(run, self.variant(IN_FULL).sent_bytes)
                 return self.variant(None).run(args)
             run.memories[key] = memory
+        memory.turn, memory.is_coded = run.turn, not travel.is_full
         self._note(run, self.variant(travel).sent_bytes)
         given = [*args, *memory.tensors]
         args.clear()
@@ -102,23 +103,23 @@ class SelectiveCall:
     def _travel(self, run: Denoising) -> Travel:
         """Chosen at the first call of a step, for all of its calls."""
         choice = run.choices.get(self)
-        if choice is not None and choice.step == run.current_step:
+        if choice is not None and choice.turn == run.turn:
             return choice.travel
         last = choice.travel if choice else IN_FULL
-        facts = StepFacts(run.current_step, run.num_steps, self._drift(run), last)
+        drift = self._drift(run, choice.turn) if choice else None
+        facts = StepFacts(run.current_step, run.num_steps, drift, last)
         travel = IN_FULL if run.is_out_of_order or choice is None else self.policy.choose(facts)
         self._agree(run.current_step, travel)
         record = StepRecord(run.current_step, str(travel))
         run.history.append(record)
-        run.choices[self] = Choice(run.current_step, travel, record)
+        run.choices[self] = Choice(run.turn, travel, record)
         return travel
 
-    def _drift(self, run: Denoising) -> float | None:
-        """Of all calls of the last step, the mean over ranks."""
-        if not self.policy.measures_drift:
-            return None
-        own = [item.drift for key, item in run.memories.items() if _is_of(key, self)]
-        drifts = [item for item in own if item is not None]
+    def _drift(self, run: Denoising, turn: int) -> float | None:
+        """Of all calls of one step, the mean over ranks."""
+        own = [item for key, item in run.memories.items() if _is_of(key, self)]
+        last = [item for item in own if item.turn == turn and item.is_coded]
+        drifts = [item.drift for item in last if item.drift is not None]
         if not drifts:
             return None
         mean = torch.stack(drifts).mean().reshape(1)
@@ -158,7 +159,8 @@ class SelectiveCall:
             )
             return None
         tensors = [torch.zeros(item.shape, dtype=item.dtype, device=item.device) for item in fakes]
-        return Memory(tensors, tensors[-1] if self.policy.measures_drift else None)
+        has_drift = self.policy.measures_drift and bool(tensors)
+        return Memory(tensors, tensors[-1] if has_drift else None)
 
 
 def _is_of(key: Any, call: SelectiveCall) -> bool:

@@ -1,0 +1,141 @@
+"""The small trained model and the measures: pictures, tokens, distances, policies by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.quality.command import format_quality, saved
+from cocodiff_compile.quality.measures import distances
+from cocodiff_compile.quality.pictures import (
+    COLOURS,
+    NUM_WORDS,
+    SIDE,
+    VOCABULARY,
+    draw_pictures,
+    random_prompts,
+)
+from cocodiff_compile.quality.plot import plot_frontier, plot_pictures
+from cocodiff_compile.quality.sample import Sampling, sample_pictures
+from cocodiff_compile.quality.settings import POLICIES, QualitySettings, v_major_of
+from cocodiff_compile.quality.small_dit import (
+    NUM_NAMES,
+    conditioning,
+    load_small_dit,
+    to_pictures,
+    to_tokens,
+)
+from cocodiff_compile.v_major.options import VMajorOptions
+
+
+def test_a_picture_shows_what_its_words_say() -> None:
+    ground, disc, square, red, white, middle, corner = 0, 0, 1, 0, 6, 4, 0
+    prompt = torch.tensor([[ground, disc, red, middle, square, white, corner, 1]])
+    (picture,) = draw_pictures(prompt)
+    assert torch.allclose(picture[:, SIDE // 2, SIDE // 2], COLOURS[red], atol=0.05)
+    place = round((1 - 0.55) / 2 * (SIDE - 1))
+    assert torch.allclose(picture[:, place, place], COLOURS[white], atol=0.1)
+    assert torch.all(picture[:, -1, 0] < 0)  # the dark ground
+
+
+def test_tokens_are_pictures_and_back() -> None:
+    pictures = torch.randn(3, 3, SIDE, SIDE)
+    assert torch.equal(to_pictures(to_tokens(pictures)), pictures)
+
+
+def test_every_word_has_a_name_of_its_own() -> None:
+    prompts = torch.tensor([[0] * NUM_WORDS, [size - 1 for size in VOCABULARY]])
+    words = conditioning(prompts, 2, torch.float32)["encoder_hidden_states"]
+    assert words.shape == (2, NUM_WORDS, NUM_NAMES)
+    assert torch.equal(words.sum(-1), torch.ones(2, NUM_WORDS))
+    assert words.argmax(-1).unique().numel() == 2 * NUM_WORDS
+    assert conditioning(None, 2, torch.float32)["encoder_hidden_states"].abs().sum() == 0
+
+
+def test_the_trained_model_draws_what_it_is_told() -> None:
+    """Guided pictures are nearer to their own prompt's than to those of others."""
+    sampling = Sampling(steps=8, batch=4)
+    drawn = sample_pictures(load_small_dit(), sampling, seed=3)
+    wanted = draw_pictures(sampling.prompts(3))
+    errors = torch.tensor([[(a - b).square().mean() for b in wanted] for a in drawn])
+    assert torch.equal(errors.argmin(1), torch.arange(4))
+    assert errors.diagonal().mean() < 0.15
+
+
+def test_branches_and_steps_are_told() -> None:
+    told: list[str] = []
+
+    class Branch:
+        def __init__(self, name: str) -> None:
+            told.append(name)
+
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_error: object) -> None: ...
+
+    def model(hidden_states: torch.Tensor, **_inputs: object) -> tuple[torch.Tensor]:
+        return (torch.zeros_like(hidden_states),)
+
+    sampling = Sampling(steps=2, batch=1)
+    pictures = sample_pictures(model, sampling, 0, Branch, lambda: told.append("end"))
+    assert told == ["cond", "uncond", "end"] * 2
+    assert torch.equal(pictures, to_pictures(sampling.noise(0)).clamp(-1, 1))
+
+
+def test_distances_are_those_of_the_formula() -> None:
+    exact = draw_pictures(random_prompts(2, torch.Generator().manual_seed(0)))
+    same, other = distances(torch.stack([exact[0], exact[1] + 0.02]), exact)
+    assert (same.psnr_db, same.mse) == (math.inf, 0.0)
+    assert same.ssim == pytest.approx(1.0)
+    assert other.mse == pytest.approx(0.0004, rel=1e-3)
+    assert other.psnr_db == pytest.approx(40.0, abs=0.01)  # 20 log10(2 / 0.02)
+    assert other.ssim < 1
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "omit50", "adaptive30"])
+def test_known_policies_are_good_options(name: str) -> None:
+    VMajorOptions.from_mapping(v_major_of(name)).make_policy()
+
+
+@pytest.mark.parametrize("name", ["int5", "int", "nonsense", "adaptive", "omit500"])
+def test_unknown_policies_are_refused(name: str) -> None:
+    with pytest.raises(UserError):
+        VMajorOptions.from_mapping(v_major_of(name))
+
+
+def test_settings_survive_json() -> None:
+    settings = QualitySettings(("int4",), 6, 3, 4, "bf16", 75)
+    assert QualitySettings.from_json(settings.to_json()) == settings
+    assert list(settings.seeds) == [0, 1]
+
+
+def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    exact = draw_pictures(random_prompts(2, torch.Generator().manual_seed(0)))
+
+    def way(name: str, pictures: torch.Tensor, sent: int) -> dict[str, object]:
+        return {
+            "name": name,
+            "distances": [item.to_json() for item in distances(pictures, exact)],
+            "seconds": [2.0, 4.0] if name == "exact" else [1.0, 1.0],
+            "sent_bytes": sent,
+            "full_bytes": 100 if sent else 0,
+            "kinds": {"4 bits": 3} if sent else {},
+            "memory_bytes": 2**20,
+            "pictures": pictures,
+        }
+
+    result = {
+        "settings": QualitySettings(pictures=2).to_json(),
+        "ways": [way("exact", exact, 0), way("int4", exact + 0.02, 25)],
+    }
+    assert saved(result["ways"][1]) == 4.0
+    row = format_quality(result).splitlines()[-1]
+    assert "1/4.00" in row
+    assert "40.0" in row
+    assert "3.00x" in row
+    assert "3 4 bits" in row
+    plot_frontier(result, tmp_path / "frontier.png")
+    plot_pictures(result, tmp_path / "pictures.png")
+    assert all((tmp_path / name).stat().st_size for name in ("frontier.png", "pictures.png"))
