@@ -76,7 +76,7 @@ class Adaptive:
     target_psnr_db: float
     warm_up: int = 1
     refresh: int = 0
-    gain_db: float = 20.0
+    gain_db: float = 7.5
     first_bits: int = 4
 
     @property
