@@ -40,11 +40,16 @@ def selective_call(
     finish: FinishGraph,
     dumps: Dumps,
     rounds: CompileRounds | None,
-) -> SelectiveCall:
-    """What stands for the compiled graph. The kind that the first call needs is compiled here."""
+) -> Any:
+    """What stands for the compiled graph. The kind that the first call needs is compiled here. A
+    rank that only looks is shown what most steps carry, and gets the graph without it.
+    """
     options = finish.config.v_major
     assert options is not None
     graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps, options)
+    if not finish.live:
+        graph.compile(graph.policy.usual, rounds)
+        return finish.generate(gm, example_inputs, **finish.inductor_options)
     call = SelectiveCall(
         graph.compile_later,
         graph.policy,
@@ -52,11 +57,8 @@ def selective_call(
         tuple(finish.inductor_options.get("static_input_idxs", ())),
         options.budget_bytes,
     )
-    if finish.live:
-        first = IN_FULL if is_denoising() else None
-        call.add_variant(first, graph.compile(first, rounds))
-    else:
-        call.add_variant(None, graph.compile(graph.policy.usual, rounds, is_shown=True))
+    first = IN_FULL if is_denoising() else None
+    call.add_variant(first, graph.compile(first, rounds))
     return call
 
 
@@ -90,9 +92,7 @@ class _SelectiveGraph:
         ):
             return self.compile(travel, rounds)
 
-    def compile(
-        self, travel: Travel | None, rounds: CompileRounds | None, is_shown: bool = False
-    ) -> Variant:
+    def compile(self, travel: Travel | None, rounds: CompileRounds | None) -> Variant:
         gm, report = self._copy()
         dumps = self.dumps.of_kind(str(travel or "exact"))
         for observer in dumps.observers:
@@ -109,8 +109,7 @@ class _SelectiveGraph:
             )
             report = Pipeline((select,), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
-            if not is_shown:
-                inputs += [node.meta["val"] for node in places]
+            inputs += [node.meta["val"] for node in places]
         memories = tuple(inputs[len(self.example_inputs) :])
         sent_bytes = _sent_bytes(gm.graph)
         compiled = self.finish.run(gm, inputs, report, dumps, rounds)

@@ -115,3 +115,12 @@ def test_explain_logs_nothing(caplog: pytest.LogCaptureFixture, breaks: bool) ->
         cocodiff_compile.explain(Block(breaks=breaks).eval(), _x())
         cocodiff_compile.explain(nn.Linear(4, 4), torch.ones(4))
     assert caplog.messages == []
+
+
+def test_what_most_steps_carry_and_remember_is_told() -> None:
+    options = {"v_major": {"policy": "fixed", "bits": 2}}
+    model = nn.Sequential(Block(), Block()).eval()
+    explanation = cocodiff_compile.explain(model, _x(), options=options)
+    assert "8 exchanges (2 bits) remember 0.01 MiB per pass of guidance" in str(explanation)
+    # Of 4 tokens x 4 heads: 2 bytes of numbers and one for the step each.
+    assert {leg.exchange.size_bytes for site in explanation.sites for leg in site.legs} == {48}
