@@ -7,9 +7,10 @@ of a step they compare it, so that a rank that is elsewhere is an error on all a
 from __future__ import annotations
 
 import logging
+import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +37,49 @@ _OUTSIDE = (
     "v_major is on, but the model was called outside of `with cocodiff_compile.denoising(...)`: "
     "all travels in full"
 )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a rank is: all ranks of a group must be in the same, and may have other drifts."""
+
+    step: int
+    num_steps: int
+    last: int
+    is_out_of_order: bool
+    drift: float | None = None
+
+    @classmethod
+    def of(cls, run: Denoising, last: Travel, drift: float | None) -> _Place:
+        kind = zlib.crc32(str(last).encode())
+        return cls(run.current_step, run.num_steps or 0, kind, run.is_out_of_order, drift)
+
+    @property
+    def without_drift(self) -> _Place:
+        return replace(self, drift=None)
+
+    def to_numbers(self) -> list[int]:
+        """Whole ones, which every device has."""
+        drift = [0, 0] if self.drift is None else [1, *struct.unpack("<q", _packed(self.drift))]
+        return [self.step, self.num_steps, self.last, int(self.is_out_of_order), *drift]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> _Place:
+        step, num_steps, last, is_out_of_order, has_drift, bits = numbers
+        (drift,) = struct.unpack("<d", struct.pack("<q", bits))
+        return cls(step, num_steps, last, bool(is_out_of_order), drift if has_drift else None)
+
+    def __str__(self) -> str:
+        if self.step < 0:
+            return "no step (outside of denoising)"
+        return f"step {self.step} of {self.num_steps or 'an unknown number'}"
+
+
+def _packed(number: float) -> bytes:
+    return struct.pack("<d", number)
+
+
+_OUTSIDE_PLACE = _Place(-1, 0, 0, False)
 
 
 @dataclass(frozen=True)
@@ -67,9 +111,9 @@ class SelectiveCall:
         run = current_denoising(args)
         if run is None:
             say_once(log, logging.WARNING, _OUTSIDE)
-            self._agree(-1, None)
+            self._agreed_drift(_OUTSIDE_PLACE, args)
             return self.variant(None).run(args)
-        travel = self._travel(run)
+        travel = self._travel(run, args)
         key = run.key_of(self, tuple(args[place].data_ptr() for place in self.weights))
         memory = run.memories.get(key)
         if memory is None:
@@ -100,49 +144,55 @@ class SelectiveCall:
             self._variants[travel] = self.compile_variant(travel)
         return self._variants[travel]
 
-    def _travel(self, run: Denoising) -> Travel:
+    def _travel(self, run: Denoising, args: Sequence[Any]) -> Travel:
         """Chosen at the first call of a step, for all of its calls."""
         choice = run.choices.get(self)
         if choice is not None and choice.turn == run.turn:
             return choice.travel
         last = choice.travel if choice else IN_FULL
-        drift = self._drift(run, choice.turn) if choice else None
+        drift = self._agreed_drift(_Place.of(run, last, self._own_drift(run, choice)), args)
         facts = StepFacts(run.current_step, run.num_steps, drift, last)
         travel = IN_FULL if run.is_out_of_order or choice is None else self.policy.choose(facts)
-        self._agree(run.current_step, travel)
         record = StepRecord(run.current_step, str(travel))
         run.history.append(record)
         run.choices[self] = Choice(run.turn, travel, record)
         return travel
 
-    def _drift(self, run: Denoising, turn: int) -> float | None:
-        """Of all calls of one step, the mean over ranks."""
-        own = [item for key, item in run.memories.items() if _is_of(key, self)]
-        last = [item for item in own if item.turn == turn and item.is_coded]
-        drifts = [item.drift for item in last if item.drift is not None]
-        if not drifts:
-            return None
-        mean = torch.stack(drifts).mean().reshape(1)
-        if ranks_are_real():
-            dist.all_reduce(mean, group=find_group(self.group))
-            mean /= len(dist.get_process_group_ranks(find_group(self.group)))
-        return float(mean)
+    def _own_drift(self, run: Denoising, last: Choice | None) -> float | None:
+        """Of all calls of the last step, on this rank."""
+        own = [item for key, item in run.memories.items() if key[0] is self]  # type: ignore[index]
+        drifts = [
+            item.drift
+            for item in own
+            if last is not None and item.turn == last.turn and item.is_coded
+        ]
+        found = [drift for drift in drifts if drift is not None]
+        return float(torch.stack(found).mean()) if found else None
 
-    def _agree(self, step: int, travel: Travel | None) -> None:
+    def _agreed_drift(self, mine: _Place, args: Sequence[Any]) -> float | None:
+        """The mean over ranks, which must all be in the same place: from here on all choose alike.
+        One collective, so that a rank that is elsewhere meets the others in it.
+        """
         if not ranks_are_real():
-            return
+            return mine.drift
         group = find_group(self.group)
-        mine = torch.tensor([step, zlib.crc32(str(travel).encode())])
-        everyone = [torch.empty_like(mine) for _ in dist.get_process_group_ranks(group)]
-        dist.all_gather(everyone, mine, group=group)
-        for rank, theirs in zip(dist.get_process_group_ranks(group), everyone, strict=True):
-            if not torch.equal(theirs, everyone[0]):
+        ranks = dist.get_process_group_ranks(group)
+        # Where the arguments are: not every backend takes tensors of the host.
+        device = next(item.device for item in args if isinstance(item, Tensor))
+        sent = torch.tensor(mine.to_numbers(), device=device)
+        received = [torch.empty_like(sent) for _ in ranks]
+        dist.all_gather(received, sent, group=group)
+        places = [_Place.from_numbers(item.tolist()) for item in received]
+        for rank, place in zip(ranks, places, strict=True):
+            if place.without_drift != places[0].without_drift:
                 raise PeerError(
-                    f"ranks disagree about the denoising step: rank {rank} is at "
-                    f"{_named(theirs)}, the first rank of its group at {_named(everyone[0])}; call "
-                    "the model the same number of times on every rank, all of them inside or all "
-                    "outside of cocodiff_compile.denoising"
+                    f"ranks disagree about the denoising step: rank {rank} is at {place}, the "
+                    f"first rank of its group at {places[0]}; call the model the same number of "
+                    "times on every rank, all of them inside or all outside of "
+                    "cocodiff_compile.denoising"
                 )
+        drifts = [place.drift for place in places if place.drift is not None]
+        return sum(drifts) / len(drifts) if drifts else None
 
     def _new_memory(self, run: Denoising) -> Memory | None:
         """Allocated here, at the first call; None if there is no room left."""
@@ -163,14 +213,5 @@ class SelectiveCall:
         return Memory(tensors, tensors[-1] if has_drift else None)
 
 
-def _is_of(key: Any, call: SelectiveCall) -> bool:
-    return key[0] is call
-
-
 def _size_bytes(memory: Memory) -> int:
     return sum(item.numel() * item.element_size() for item in memory.tensors)
-
-
-def _named(facts: Tensor) -> str:
-    step = int(facts[0])
-    return "no step (outside of denoising)" if step < 0 else f"step {step}"
