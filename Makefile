@@ -7,7 +7,7 @@ RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-slow lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
-	bench-v-major 	bench-recognize bench-tapa clean
+	bench-v-major bench-recognize bench-tapa clean
 
 demo: $(STAMP)
 	$(BIN)/cocodiff demo

@@ -78,13 +78,17 @@ def compile_graph(
     groups it needs, and what was declined or not found is logged. Else this rank only looks.
     `device`: what ranks compute with, if it is not to be found out.
     """
+    patches = _mode_patches(mode)
     inner = functools.partial(
-        _compile_inner, config=config, generate=generate, live=live, device=device
+        _compile_inner,
+        config=config,
+        generate=generate,
+        live=live,
+        device=device,
+        patches=patches or {},
     )
     with without_autograd_cache():
-        return compile_fx(
-            gm, example_inputs, inner_compile=inner, config_patches=_mode_patches(mode)
-        )
+        return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
 
 
 def _mode_patches(mode: str | None) -> dict[str, Any] | None:
@@ -105,6 +109,7 @@ def _compile_inner(
     generate: InnerCompile,
     live: bool,
     device: Device | None,
+    patches: Mapping[str, Any],
     **inductor_options: Any,
 ) -> Any:
     if not inductor_options.get("is_inference", False):
@@ -121,7 +126,7 @@ def _compile_inner(
         differ = _rows_differ(report.recognition, live, alone=rounds is None)
         cutting, ordering = _rewriting(report.recognition, config, live, device, differ)
         report = Pipeline(cutting, dumps.observers).run(gm, report)
-        finish = FinishGraph(config, generate, live, ordering, inductor_options)
+        finish = FinishGraph(config, generate, live, ordering, inductor_options, patches)
         if _is_selective(report.recognition, config):
             return selective_call(gm, example_inputs, report, finish, dumps, rounds)
         return finish.run(gm, example_inputs, report, dumps, rounds)

@@ -44,6 +44,8 @@ class FinishGraph:
     live: bool
     passes: tuple[GraphPass, ...]
     inductor_options: Mapping[str, Any]
+    patches: Mapping[str, Any]
+    """Inductor's settings of the compile, for what is compiled of the graph later."""
 
     def run(
         self,

@@ -15,7 +15,7 @@ from cocodiff_compile.agreement.compile_rounds import CompileRounds
 from cocodiff_compile.agreement.failures import failures_told
 from cocodiff_compile.agreement.graph_rounds import graph_rounds
 from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph
-from cocodiff_compile.compat import compiling_later, optimization_hint
+from cocodiff_compile.compat import compiling_later, inductor_settings, optimization_hint
 from cocodiff_compile.graph.aten import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -88,6 +88,7 @@ class _SelectiveGraph:
         with (
             failures_told(),
             compiling_later(self.example_inputs),
+            inductor_settings(self.finish.patches),
             graph_rounds(self.gm.graph, found, config, live, kind) as rounds,
         ):
             return self.compile(travel, rounds)

@@ -124,6 +124,7 @@ def _tensors(run: cocodiff_compile.Denoising) -> list[Tensor]:
     return [item for memory in run.memories.values() for item in memory.tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_graph_serves_two_prompts_and_a_guidance_pair_without_growing() -> None:
     for result in run_local_ranks(_guidance, 2, timeout_s=800):
@@ -190,6 +191,7 @@ def _wild_rank(rank: int, _num_ranks: int) -> dict[str, Any]:
     return {"kinds": kinds, "clean": bool(sample.isfinite().all())}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_rank_with_wild_data_changes_the_choice_of_all_and_hangs_none() -> None:
     first, second = run_local_ranks(_wild_rank, 2, timeout_s=800)
@@ -215,6 +217,7 @@ def _one_rank_outside(rank: int, _num_ranks: int) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_rank_outside_of_the_block_is_an_error_on_all() -> None:
     for message in run_local_ranks(_one_rank_outside, 2, timeout_s=500):
