@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import GraphModule
@@ -19,7 +19,7 @@ from cocodiff_compile.agreement.failures import failures_told
 from cocodiff_compile.agreement.graph_rounds import graph_rounds
 from cocodiff_compile.agreement.world import ranks_are_real
 from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph, InnerCompile
-from cocodiff_compile.backends.selective_graph import selective_call
+from cocodiff_compile.backends.selective_graph import select_pass, selective_call
 from cocodiff_compile.compat import (
     compile_fx,
     compile_fx_inner,
@@ -37,6 +37,7 @@ from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.chunk_tokens import AUTO_COUNT, ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
+from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.passes.split_projections import SplitProjections
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.say_once import say_once
@@ -46,6 +47,7 @@ from cocodiff_compile.schedule.exact_rows import rows_differ_on_any
 from cocodiff_compile.schedule.live_device import find_device
 from cocodiff_compile.schedule.no_overlap import why_no_overlap
 from cocodiff_compile.topology.find_machines import find_machines
+from cocodiff_compile.v_major.travel import Travel
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +126,11 @@ def _compile_inner(
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with graph_rounds(gm.graph, report.recognition, config, live) as rounds:
         differ = _rows_differ(report.recognition, live, alone=rounds is None)
-        cutting, ordering = _rewriting(report.recognition, config, live, device, differ)
-        report = Pipeline(cutting, dumps.observers).run(gm, report)
-        finish = FinishGraph(config, generate, live, ordering, inductor_options, patches)
-        if _is_selective(report.recognition, config):
-            return selective_call(gm, example_inputs, report, finish, dumps, rounds)
+        plan = _plan(report.recognition, config, live, device, differ)
+        report = Pipeline(plan.cutting, dumps.observers).run(gm, report)
+        finish = FinishGraph(config, generate, live, plan.ordering, inductor_options, patches)
+        if plan.select is not None:
+            return selective_call(gm, example_inputs, report, finish, dumps, rounds, plan.select)
         return finish.run(gm, example_inputs, report, dumps, rounds)
 
 
@@ -136,18 +138,29 @@ def _enabled(config: CompileConfig, *passes: GraphPass) -> tuple[GraphPass, ...]
     return tuple(item for item in passes if item.name not in config.disable)
 
 
-def _rewriting(
+@dataclass(frozen=True)
+class _Plan:
+    """The passes that cut attentions, the one that exchanges less in some steps if it finds any
+    exchange to change, and those that come after all cuts.
+    """
+
+    cutting: tuple[GraphPass, ...] = ()
+    select: SelectVMajor | None = None
+    ordering: tuple[GraphPass, ...] = ()
+
+
+def _plan(
     found: Recognition,
     config: CompileConfig,
     live: bool,
     device: Device | None,
     differ: Callable[[RowPlan], str],
-) -> tuple[tuple[GraphPass, ...], tuple[GraphPass, ...]]:
-    """The passes that cut attentions, and those that come after all cuts. The machine, and what
-    things cost on it, are looked for only if something is to be decided by them.
+) -> _Plan:
+    """The machine, and what things cost on it, are looked for only if something is to be decided by
+    them.
     """
     if not found.sites:
-        return (), ()
+        return _Plan()
     tapa = "off" if "split-tapa-phases" in config.disable else config.tapa
     is_ordering = _is_ordering(config)
     machines = find_machines(found, config.topology, live) if tapa != "off" or is_ordering else {}
@@ -156,19 +169,28 @@ def _rewriting(
         SplitTapaPhases(machines, tapa) if tapa != "off" else None,
         ScheduleVFirst(costs) if costs else None,
     ]
-    usual = replace(costs, sent_share=_sent_share(found, config)) if costs else None
-    cutting = _cutting(config, usual, differ)
-    return _enabled(config, *cutting), _enabled(config, *filter(None, after))
+    ordering = _enabled(config, *filter(None, after))
+    select = select_pass(config.selective, costs) if config.selective else None
+    if select is None or not select.rewrites_any(found):
+        cutting = _cutting(config, costs, differ)
+        saying_why = (select,) if select else ()
+        return _Plan((*_enabled(config, *cutting), *saying_why), None, ordering)
+    usual = replace(costs, sent_share=_sent_share(found, select.travel)) if costs else None
+    # Which tokens are left out is decided for all heads at once, and for all tokens.
+    cutting = _cutting(config, usual, differ, is_whole=bool(select.travel.omitted))
+    return _Plan(_enabled(config, *cutting), select, ordering)
 
 
 def _cutting(
-    config: CompileConfig, costs: Costs | None, differ: Callable[[RowPlan], str]
+    config: CompileConfig,
+    costs: Costs | None,
+    differ: Callable[[RowPlan], str],
+    is_whole: bool = False,
 ) -> list[GraphPass]:
-    omits = config.v_major is not None and config.v_major.omits_tokens
-    # Which tokens are left out is decided for all heads at once, and for all tokens.
-    heads = 1 if omits else costs if config.head_chunks == "auto" else config.head_chunks
-    is_whole = omits or "chunk-tokens" in config.disable
-    token_chunks = 1 if is_whole else config.token_chunks
+    """`is_whole`: attentions stay in one piece."""
+    heads = 1 if is_whole else costs if config.head_chunks == "auto" else config.head_chunks
+    is_in_one_run = is_whole or "chunk-tokens" in config.disable
+    token_chunks = 1 if is_in_one_run else config.token_chunks
     tokens = costs if token_chunks == "auto" else token_chunks
     token_counts = (1, AUTO_COUNT) if isinstance(tokens, Costs) else (tokens or 1,)
     passes: list[GraphPass | None] = [
@@ -179,21 +201,11 @@ def _cutting(
     return list(filter(None, passes))
 
 
-def _is_selective(found: Recognition, config: CompileConfig) -> bool:
-    """Whether exchanges may carry less in some steps."""
-    is_on = config.v_major is not None and "select-v-major" not in config.disable
-    return is_on and bool(found.sites)
-
-
-def _sent_share(found: Recognition, config: CompileConfig) -> float:
+def _sent_share(found: Recognition, usual: Travel) -> float:
     """How much of what exchanges carry is sent in most steps."""
-    if not _is_selective(found, config) or config.v_major is None:
-        return 1.0
     query = found.sites[0].q
     element_bits = 8 * value_of(query.exchange.start).element_size()
-    return config.v_major.make_policy().usual.sent_share(
-        element_bits, optimization_hint(query.head_size)
-    )
+    return usual.sent_share(element_bits, optimization_hint(query.head_size))
 
 
 def _rows_differ(found: Recognition, live: bool, alone: bool) -> Callable[[RowPlan], str]:

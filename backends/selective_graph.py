@@ -6,7 +6,7 @@ Attentions are cut the same way for all kinds, so that all remember the same ten
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import Graph, GraphModule
@@ -26,11 +26,26 @@ from cocodiff_compile.graph.aten import (
 from cocodiff_compile.graph.pipeline import Pipeline, PipelineReport
 from cocodiff_compile.graph.records import copied
 from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.schedule.coding_worth import CodingWorth
+from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.v_major.denoising import is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
-from cocodiff_compile.v_major.policy import Policy
 from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
-from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from cocodiff_compile.v_major.travel import Remembered, Travel
+
+
+def select_pass(options: VMajorOptions, costs: Costs | None) -> SelectVMajor:
+    """For steps of the usual kind."""
+    policy = options.make_policy()
+    budget = options.budget_bytes
+    return SelectVMajor(
+        policy.usual,
+        Remembered.for_all(policy.travels),
+        options.compare,
+        policy.measures_drift,
+        None if budget is None else budget / options.guidance_passes,
+        CodingWorth(costs, policy.usual) if costs and options.when == "pays" else None,
+    )
 
 
 def selective_call(
@@ -40,24 +55,27 @@ def selective_call(
     finish: FinishGraph,
     dumps: Dumps,
     rounds: CompileRounds | None,
+    select: SelectVMajor,
 ) -> Any:
     """What stands for the compiled graph. The kind that the first call needs is compiled here. A
     rank that only looks is shown what most steps carry, and gets the graph without it.
     """
-    options = finish.config.v_major
+    options = finish.config.selective
     assert options is not None
-    graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps, options)
+    policy = options.make_policy()
+    graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps, select)
     if not finish.live:
-        graph.compile(graph.policy.usual, rounds)
+        graph.compile(policy.usual, rounds)
         return finish.generate(gm, example_inputs, **finish.inductor_options)
     call = SelectiveCall(
         graph.compile_later,
-        graph.policy,
+        policy,
         report.recognition.sites[0].q.exchange.group,
         tuple(finish.inductor_options.get("static_input_idxs", ())),
+        _sent_bytes(gm.graph),
         options.budget_bytes,
     )
-    first = IN_FULL if is_denoising() else None
+    first = policy.first if is_denoising() else None
     call.add_variant(first, graph.compile(first, rounds))
     return call
 
@@ -69,17 +87,7 @@ class _SelectiveGraph:
     report: PipelineReport
     finish: FinishGraph
     dumps: Dumps
-    options: VMajorOptions
-    policy: Policy = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", self.options.make_policy())
-
-    @property
-    def _budget_bytes(self) -> float | None:
-        """For one call of this graph."""
-        budget = self.options.budget_bytes
-        return None if budget is None else budget / self.options.guidance_passes
+    select: SelectVMajor
 
     def compile_later(self, travel: Travel | None) -> Variant:
         """Between calls, outside of Dynamo."""
@@ -100,14 +108,7 @@ class _SelectiveGraph:
             observer.captured(gm)
         inputs = list(self.example_inputs)
         if travel is not None:
-            remembered = Remembered.for_all(self.policy.travels)
-            select = SelectVMajor(
-                travel,
-                remembered,
-                self.options.compare,
-                self.policy.measures_drift,
-                self._budget_bytes,
-            )
+            select = replace(self.select, travel=travel)
             report = Pipeline((select,), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
             inputs += [node.meta["val"] for node in places]

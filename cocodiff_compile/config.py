@@ -6,7 +6,6 @@ given and what is allowed; nothing is guessed.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from cocodiff_compile.errors import UserError
+from cocodiff_compile.errors import UserError, refuse_unknown
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.presets import PRESETS
@@ -45,25 +44,18 @@ class CompileConfig:
     debug_dir: Path | None = None
     disable: tuple[str, ...] = ()
 
+    @property
+    def selective(self) -> VMajorOptions | None:
+        """What exchanges may carry less in some steps, if select-v-major runs at all."""
+        return None if "select-v-major" in self.disable else self.v_major
+
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:
         """Checks `options` and the environment; an option wins over its variable."""
         given = dict(options or {})
-        _refuse_unknown(given)
+        refuse_unknown(given, fields(cls), "unknown option {} for backend 'cocodiff'")
         checked = {key: _CHECKS[key](value) for key, value in given.items()}
         return cls(**{**_environment_options(), **checked})
-
-
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    allowed = [field.name for field in fields(CompileConfig)]
-    for key in options:
-        if key in allowed:
-            continue
-        close = difflib.get_close_matches(str(key), allowed, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise UserError(
-            f"unknown option {key!r} for backend 'cocodiff'{hint}; allowed: {', '.join(allowed)}"
-        )
 
 
 def _environment_options() -> dict[str, Any]:

@@ -6,6 +6,11 @@ its own ``ShortenTraceback`` family through, so our errors belong to both famili
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from dataclasses import Field
+from typing import Any
+
 from cocodiff_compile.compat import ShortenTraceback
 
 
@@ -25,3 +30,13 @@ class InvariantError(ShortenTraceback, AssertionError):
 
 class PeerError(UserError):
     """What this rank raises because of another one: it failed, died, or wants something else."""
+
+
+def refuse_unknown(given: Iterable[object], allowed: Iterable[Field[Any]], message: str) -> None:
+    """A key that is no field's name is an error; `message` has a place for the key."""
+    names = [field.name for field in allowed]
+    for key in given:
+        if key not in names:
+            close = difflib.get_close_matches(str(key), names, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise UserError(f"{message.format(repr(key))}{hint}; allowed: {', '.join(names)}")

@@ -1,6 +1,30 @@
-"""Settings of all tests."""
+"""Settings of all tests, and what several of them start from."""
 
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
 from hypothesis import settings
+
+from cocodiff_compile.say_once import forget_what_was_said
 
 settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("untimed")
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[str], int]]:
+    """How many of the messages so far hold the given words."""
+    forget_what_was_said()
+    with caplog.at_level(logging.WARNING, logger="cocodiff_compile"):
+        yield lambda words: sum(words in message for message in caplog.messages)
+    forget_what_was_said()
+
+
+@pytest.fixture
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield

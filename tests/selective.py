@@ -7,29 +7,44 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.graph.aten import bound, parse_all_to_all
-from cocodiff_compile.graph.delta_code import AHEAD
+from cocodiff_compile.graph.aten import ALL_GATHER, bound, parse_all_to_all
+from cocodiff_compile.graph.delta_code import AHEAD, FULL
 from cocodiff_compile.graph.pipeline import PassResult, broken_rule
 from cocodiff_compile.graph.records import Exchange, Recognition, copied
+from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.select_v_major import SelectVMajor
-from cocodiff_compile.v_major.travel import Remembered, Travel
-from tests.captured import INPUT_NAMES, fake_ranks
+from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
+from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from tests.captured import INPUT_NAMES, capture_call, fake_ranks
+from tests.idioms import IDIOMS
 from tests.lockstep import captured_model, machine, machine_groups, per_rank, run_lockstep
 
 NUM_RANKS = 6
 GRID = machine(2, 3)
 GROUPS = machine_groups("0", GRID)
+MODELS = {"flux": 8, "sd3": 16}
+"""With the size of their heads."""
+MIXED = Travel((4, 2, 8, FULL))
+
+every_model = pytest.mark.parametrize("name", MODELS)
 
 PerRank = Sequence[Any]
 Pass = Callable[[Graph, Recognition], PassResult]
+
+
+def kinds_of_models(*travels: Travel) -> Any:
+    """All of them of one model, the last of each."""
+    cases = [("flux", travels[-1]), *(("sd3", travel) for travel in travels)]
+    return pytest.mark.parametrize(("name", "travel"), cases, ids=str)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +116,33 @@ def small_model(name: str, head_size: int = 8) -> Captured:
         found = captured_of(gm, values)
     assert len(found.found.sites) == num_sites
     return found
+
+
+def model(name: str) -> Captured:
+    return small_model(name, MODELS[name])
+
+
+@functools.cache
+def in_chunks(name: str) -> Captured:
+    with fake_ranks(NUM_RANKS):
+        return model(name).after(ChunkHeads(2).run)
+
+
+def idiom(name: str, num_ranks: int = NUM_RANKS) -> Captured:
+    (found,) = (item for item in IDIOMS if item.name == name)
+    found = replace(found, num_ranks=num_ranks)
+    with fake_ranks(num_ranks):
+        gm, values = capture_call(found.model(), *found.arguments(), dynamic=found.dynamic)
+        return captured_of(gm, values)
+
+
+def in_phases(graph: Graph, found: Recognition) -> PassResult:
+    result = SplitTapaPhases({"0": GRID}, "on").run(graph, found)
+    assert result.changed
+    assert result.recognition is not None
+    pieces = [piece for site in result.recognition.sites for piece in site.pieces]
+    assert all(len(piece.phases) == 2 for piece in pieces)
+    return result
 
 
 @dataclass(frozen=True)
@@ -221,12 +263,47 @@ class Selective:
             instead[flat.wait] = exchanged(mine)
         return self.exact(inputs, instead)
 
+    def with_packed(self, inputs: Sequence[PerRank], step: Step) -> Step:
+        """As captured, but for what is packed: what would result if all of it travelled."""
+        packed = [bound(piece.start)["input"] for piece in self.base.pieces]
+        return self.exact(inputs, dict(zip(packed, step.packed, strict=True)))
+
     def with_results(self, inputs: Sequence[PerRank], results: Sequence[list[Tensor]]) -> Step:
         """As captured, but for what results from each exchange."""
         pieces = self.base.pieces
         return self.exact(
             inputs, {piece.result: mine for piece, mine in zip(pieces, results, strict=True)}
         )
+
+
+def outputs_of_steps(selective: Selective, travel: Travel) -> list[list[tuple[Any, ...]]]:
+    """Of three steps, the first one in full."""
+    kinds, inputs = (IN_FULL, travel, travel), selective.base.inputs(3)
+    return [selective.step(kind, item).outputs for kind, item in zip(kinds, inputs, strict=True)]
+
+
+def with_broken_element(
+    inputs: Sequence[PerRank], names: Sequence[str], value: float
+) -> list[list[Any]]:
+    """With one element of one rank's picture that is not finite."""
+    found = [list(mine) for mine in inputs]
+    place = next(i for i, name in enumerate(names) if "hidden_states" in name)
+    assert is_data(names[place], found[2][place])
+    found[2][place] = found[2][place].clone()
+    found[2][place].view(-1)[7] = value
+    return found
+
+
+def num_gathers(graph: Graph) -> int:
+    return len(graph.find_nodes(op="call_function", target=ALL_GATHER))
+
+
+def same(ours: Sequence[Sequence[Tensor]], theirs: Sequence[Sequence[Tensor]]) -> bool:
+    return all(
+        torch.equal(mine, other)
+        for own, others in zip(ours, theirs, strict=True)
+        for mine, other in zip(own, others, strict=True)
+    )
 
 
 def exchanged(messages: Sequence[Tensor]) -> list[Tensor]:
@@ -243,12 +320,12 @@ STEP_OVER_RMS = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
 
 
 def code_by_contract(
-    values: Tensor, memory: Tensor, bits: int, group: int
+    values: Tensor, memory: Tensor, bits: int, group: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered of coded values from now on, and what arrives: in float64, without a byte.
-    Both in groups, [n, group].
+    Both in groups, [n, group]. Anew is like to one that has nothing, and nothing goes ahead.
     """
-    old = memory.reshape(-1, group)
+    old = (torch.zeros_like(memory) if is_anew else memory).reshape(-1, group)
     difference = (values.reshape(-1, group).float() - old.float()).double()
     half = 2 ** (bits - 1)
     if bits == 8:
@@ -257,7 +334,8 @@ def code_by_contract(
         wanted = difference.square().mean(-1, keepdim=True).sqrt() * STEP_OVER_RMS[bits]
     step = _next_step(wanted)
     coded = (torch.floor(difference / step).clamp(-half, half - 1) + 0.5) * step
-    expected = (old.double() + (1 + AHEAD) * coded).float().to(memory.dtype)
+    ahead = 0.0 if is_anew else AHEAD
+    expected = (old.double() + (1 + ahead) * coded).float().to(memory.dtype)
     arrived = (old.double() + coded).float().to(memory.dtype)
     is_finite = difference.isfinite().all(-1, keepdim=True)
     return torch.where(is_finite, expected, old), torch.where(is_finite, arrived, float("nan"))

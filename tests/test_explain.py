@@ -118,9 +118,16 @@ def test_explain_logs_nothing(caplog: pytest.LogCaptureFixture, breaks: bool) ->
 
 
 def test_what_most_steps_carry_and_remember_is_told() -> None:
-    options = {"v_major": {"policy": "fixed", "bits": 2}}
+    options = {"v_major": {"policy": "fixed", "bits": 2, "when": "always"}}
     model = nn.Sequential(Block(), Block()).eval()
     explanation = cocodiff_compile.explain(model, _x(), options=options)
     assert "8 exchanges (2 bits) remember 0.01 MiB per pass of guidance" in str(explanation)
     # Of 4 tokens x 4 heads: 2 bytes of numbers and one for the step each.
     assert {leg.exchange.size_bytes for site in explanation.sites for leg in site.legs} == {48}
+
+
+def test_exchanges_too_small_to_be_worth_coding_are_told() -> None:
+    options = {"v_major": {"policy": "fixed", "bits": 2}}
+    explanation = cocodiff_compile.explain(Block().eval(), _x(), options=options)
+    assert "coding would take" in str(explanation)
+    assert {leg.exchange.size_bytes for site in explanation.sites for leg in site.legs} == {512}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.graph.delta_code import FULL
 from cocodiff_compile.quality.command import format_quality, saved
 from cocodiff_compile.quality.measures import distances
 from cocodiff_compile.quality.pictures import (
@@ -29,6 +30,8 @@ from cocodiff_compile.quality.small_dit import (
     to_tokens,
 )
 from cocodiff_compile.v_major.options import VMajorOptions
+from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
+from cocodiff_compile.v_major.travel import Travel
 
 
 def test_a_picture_shows_what_its_words_say() -> None:
@@ -94,14 +97,57 @@ def test_distances_are_those_of_the_formula() -> None:
     assert other.ssim < 1
 
 
-@pytest.mark.parametrize("name", [*POLICIES, "omit50", "adaptive30"])
-def test_known_policies_are_good_options(name: str) -> None:
+NAMED: dict[str, Policy] = {
+    "paper": Paper(),
+    "int8": Fixed(Travel.all_in(8)),
+    "int1": Fixed(Travel.all_in(1)),
+    "int2233": Fixed(Travel((2, 2, 3, 3))),
+    "int1248": Fixed(Travel((1, 2, 4, 8))),
+    "int2from8": Fixed(Travel.all_in(2), first=Travel.all_in(8, is_anew=True)),
+    "int2233from4": Fixed(Travel((2, 2, 3, 3)), first=Travel.all_in(4, is_anew=True)),
+    "adaptive30": Adaptive(30.0),
+    "omit50": Fixed(Travel((FULL,) * 4, 0.5), refresh=10),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_name_is_the_policy_it_says(name: str) -> None:
+    assert VMajorOptions.from_mapping(v_major_of(name)).make_policy() == NAMED[name]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_compared_by_default_are_good_options(name: str) -> None:
     VMajorOptions.from_mapping(v_major_of(name)).make_policy()
 
 
-@pytest.mark.parametrize("name", ["int5", "int", "nonsense", "adaptive", "omit500"])
-def test_unknown_policies_are_refused(name: str) -> None:
-    with pytest.raises(UserError):
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nonsense", "", "paper-sent", "adaptive", "omit", "int", "int22", "int222", "int22333"),
+        *("int2from", "int2from88", "intfrom8", "from8", "int-2", "int2233from", "int4 ", "INT4"),
+    ],
+)
+def test_unknown_names_are_refused_with_those_that_are_known(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        v_major_of(name)
+    for words in (f"unknown policy {name!r}", "paper-seen", "int2233", "int2from8", "omit50"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("int5", "'bits' is 5"),
+        ("int0", "'bits' is 0"),
+        ("int2253", "'bits' is 5"),
+        ("int2from6", "'first_bits' is 6"),
+        ("int2233from0", "'first_bits' is 0"),
+        ("adaptive400", "'target_psnr_db' is 400"),
+        ("omit500", "'omitted' is 5.0"),
+    ],
+)
+def test_names_of_what_there_is_not_are_refused_as_options(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         VMajorOptions.from_mapping(v_major_of(name))
 
 

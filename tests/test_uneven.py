@@ -275,9 +275,16 @@ def test_every_attention_is_a_site(name: str, masked: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "masked"), [("flux", False), ("sd3", False), ("qwen-image", True)]
+    ("name", "masked", "dynamic"),
+    [
+        ("flux", False, False),
+        ("sd3", False, False),
+        ("qwen-image", True, False),
+        ("sd3", False, True),
+        pytest.param("flux", False, True, marks=pytest.mark.slow),
+        pytest.param("qwen-image", True, True, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("dynamic", [False, True])
 def test_what_divides_has_the_graph_of_stock_parts(
     monkeypatch: pytest.MonkeyPatch, name: str, masked: bool, dynamic: bool
 ) -> None:

@@ -18,9 +18,11 @@ KEYS = (
     "policy",
     "target_psnr_db",
     "bits",
+    "first_bits",
     "omitted",
     "compare",
     "buckets",
+    "when",
     "warm_up",
     "refresh",
     "memory_budget_mib",
@@ -29,6 +31,7 @@ KEYS = (
 OWNERS = {
     "target_psnr_db": "adaptive",
     "bits": "fixed",
+    "first_bits": "fixed",
     "omitted": "fixed",
     "compare": "paper",
     "buckets": "paper",
@@ -41,7 +44,7 @@ def with_owner(key: str, value: object) -> dict[str, Any]:
     return {"policy": OWNERS[key], key: value} if key in OWNERS else {key: value}
 
 
-def test_nothing_given_is_an_adaptive_policy_with_one_step_in_full() -> None:
+def test_nothing_given_is_an_adaptive_policy_with_one_step_that_stands_alone() -> None:
     options = VMajorOptions.from_mapping({})
     assert options == VMajorOptions()
     assert options.make_policy() == Adaptive(40.0, warm_up=1, refresh=0)
@@ -55,8 +58,11 @@ GOOD = [
     ("bits", "full", IN_FULL),
     ("bits", {"q": 1, "k": 2, "v": 8, "o": "full"}, Travel((1, 2, 8, FULL))),
     ("bits", {"o": 4, "v": "full", "k": 3, "q": 2}, Travel((2, 3, FULL, 4))),
+    *(("first_bits", value, value) for value in BITS),
+    ("first_bits", "full", FULL),
     *(("omitted", value, value) for value in (0, 0.0, 0.3, 1, 1.0)),
     *(("compare", value, value) for value in ("sent", "seen")),
+    *(("when", value, value) for value in ("pays", "always")),
     *((key, value, value) for key in ("buckets", "guidance_passes") for value in (1, 4, 10)),
     *(("warm_up", value, value) for value in (None, 1, 2, 50)),
     *(("refresh", value, value) for value in (None, 0, 1, 10)),
@@ -89,6 +95,10 @@ BAD = [
         for value in (0, 5, 16, -1, 2.0, True, "4", "FULL", None, [4], (4, 4, 4, 4))
     ),
     *(
+        ("first_bits", value, "1, 2, 3, 4, 8, or 'full'")
+        for value in (0, 5, 16, -1, 2.0, True, "4", "FULL", None, [4], {"q": 4, "k": 4})
+    ),
+    *(
         ("bits", value, "the keys q, k, v, o")
         for value in ({}, {"q": 4}, {"q": 4, "k": 4, "v": 4, "o": 4, "x": 4}, {0: 4})
     ),
@@ -97,6 +107,7 @@ BAD = [
         for value in (-0.1, 1.1, "0.5", True, None, float("nan"), [0.5])
     ),
     *(("compare", value, "'sent', 'seen'") for value in ("Sent", "", None, 3, ["sent"])),
+    *(("when", value, "'pays', 'always'") for value in ("Pays", "", None, True, ["pays"])),
     *(
         (key, value, "a whole number from 1")
         for key in ("buckets", "guidance_passes")
@@ -135,6 +146,7 @@ def test_bad_bits_of_one_role_are_refused(value: object) -> None:
     [
         ("warmup", "did you mean 'warm_up'?"),
         ("bit", "did you mean 'bits'?"),
+        ("first_bit", "did you mean 'first_bits'?"),
         ("target_psnr", "did you mean 'target_psnr_db'?"),
         ("memory_budget", "did you mean 'memory_budget_mib'?"),
     ],
@@ -176,10 +188,17 @@ def test_only_what_travels_as_it_is_is_compared_with_what_was_seen(
         VMajorOptions.from_mapping(given)
 
 
-VALUES = {"target_psnr_db": 35, "bits": 2, "omitted": 0.5, "compare": "sent", "buckets": 2}
+VALUES = {
+    "target_psnr_db": 35,
+    "bits": 2,
+    "first_bits": 8,
+    "omitted": 0.5,
+    "compare": "sent",
+    "buckets": 2,
+}
 TAKEN_BY = {
     "adaptive": {"target_psnr_db"},
-    "fixed": {"bits", "omitted", "compare"},
+    "fixed": {"bits", "first_bits", "omitted", "compare"},
     "paper": {"compare", "buckets"},
 }
 
@@ -209,7 +228,12 @@ POLICIES = [
         {"policy": "fixed", "bits": {"q": 1, "k": 2, "v": "full", "o": 4}, "omitted": 0.25},
         Fixed(Travel((1, 2, FULL, 4), 0.25), 1, 0),
     ),
-    ({"policy": "fixed"}, Fixed(Travel.all_in(4), 1, 0)),
+    ({"policy": "fixed"}, Fixed(Travel.all_in(4), 1, 0, IN_FULL)),
+    ({"policy": "fixed", "first_bits": "full"}, Fixed(Travel.all_in(4), 1, 0, IN_FULL)),
+    (
+        {"policy": "fixed", "bits": 2, "first_bits": 8, "omitted": 0.5, "refresh": 5},
+        Fixed(Travel((2, 2, 2, 2), 0.5), 1, 5, Travel((8, 8, 8, 8), is_anew=True)),
+    ),
     ({"target_psnr_db": 35, "warm_up": 3, "refresh": 5}, Adaptive(35.0, 3, 5)),
     ({"policy": "paper"}, Paper(5, 10, 4)),
     ({"policy": "paper", "buckets": 2, "warm_up": 1, "refresh": 0}, Paper(1, 0, 2)),
@@ -219,21 +243,6 @@ POLICIES = [
 @pytest.mark.parametrize(("given", "policy"), POLICIES)
 def test_a_policy_has_all_that_was_given(given: dict[str, Any], policy: Policy) -> None:
     assert VMajorOptions.from_mapping(given).make_policy() == policy
-
-
-@pytest.mark.parametrize(
-    ("given", "omits"),
-    [
-        ({}, False),
-        ({"policy": "fixed"}, False),
-        ({"policy": "fixed", "omitted": 0.1}, True),
-        ({"policy": "paper"}, True),
-    ],
-)
-def test_whether_tokens_are_ever_left_out_is_known_before(
-    given: dict[str, Any], omits: bool
-) -> None:
-    assert VMajorOptions.from_mapping(given).omits_tokens is omits
 
 
 def test_a_budget_is_counted_in_mebibytes() -> None:

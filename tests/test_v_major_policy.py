@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,14 +15,15 @@ from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy, Step
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 
 MIXED = Travel((4, 4, 8, FULL))
+ANEW = Travel.all_in(8, is_anew=True)
 
 targets = st.floats(min_value=10, max_value=100)
 drifts = st.floats(min_value=0, max_value=1e6)
 coded = st.sampled_from(BITS)
 
 
-def in_full(num_steps: int | None, warm_up: int, refresh: int, count: int) -> list[int]:
-    """The steps of the first `count` that travel in full whatever their data."""
+def alone(num_steps: int | None, warm_up: int, refresh: int, count: int) -> list[int]:
+    """The steps of the first `count` that stand alone whatever their data."""
     facts = (StepFacts(step, num_steps) for step in range(count))
     return [item.step for item in facts if is_refreshed(item, warm_up, refresh)]
 
@@ -32,7 +34,7 @@ def bits_of(travel: Travel) -> int:
     return bits if bits != FULL else 32
 
 
-# Steps in full
+# Steps that stand alone
 
 
 @pytest.mark.parametrize(
@@ -51,39 +53,45 @@ def bits_of(travel: Travel) -> int:
         (2, 5, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ],
 )
-def test_first_steps_every_so_many_and_those_beyond_are_in_full(
+def test_first_steps_every_so_many_and_those_beyond_stand_alone(
     num_steps: int | None, warm_up: int, refresh: int, expected: list[int]
 ) -> None:
-    assert in_full(num_steps, warm_up, refresh, 10) == expected
+    assert alone(num_steps, warm_up, refresh, 10) == expected
 
 
 @given(st.integers(1, 5), st.integers(0, 6), st.none() | st.integers(1, 12))
 def test_there_are_never_more_coded_steps_in_a_row_than_refresh_allows(
     warm_up: int, refresh: int, num_steps: int | None
 ) -> None:
-    full = in_full(num_steps, warm_up, refresh, 30)
-    assert set(range(warm_up)) <= set(full)
+    found = alone(num_steps, warm_up, refresh, 30)
+    assert set(range(warm_up)) <= set(found)
     if refresh:
-        after_warm_up = [step for step in full if step >= warm_up - 1]
+        after_warm_up = [step for step in found if step >= warm_up - 1]
         gaps = [b - a for a, b in itertools.pairwise(after_warm_up)]
         assert max(gaps) <= refresh
 
 
-POLICIES: list[Policy] = [Fixed(MIXED, 2, 3), Adaptive(40.0, 2, 3)]
+FIRSTS: list[tuple[Policy, Travel]] = [
+    (Fixed(MIXED, 2, 3), IN_FULL),
+    (Fixed(MIXED, 2, 3, ANEW), ANEW),
+    (Adaptive(40.0, 2, 3), ANEW),
+    (Adaptive(90.0, 2, 3), IN_FULL),
+]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "first"), FIRSTS)
 @pytest.mark.parametrize("drift", [None, 0.0, 1e-9, 0.5, 1e30, float("nan"), float("inf")])
-def test_what_is_refreshed_is_in_full_whatever_the_drift(
-    policy: Policy, drift: float | None
+def test_what_is_refreshed_carries_the_first_whatever_the_drift(
+    policy: Policy, first: Travel, drift: float | None
 ) -> None:
+    assert policy.first == first
     for step in range(12):
         facts = StepFacts(step, 9, drift, Travel.all_in(2))
-        assert (policy.choose(facts) == IN_FULL) == (step in (0, 1, 4, 7, 9, 10, 11))
+        assert (policy.choose(facts) == first) == (step in (0, 1, 4, 7, 9, 10, 11))
 
 
 @given(
-    st.sampled_from([*POLICIES, Paper(), Paper(2, 3, 7), Fixed(IN_FULL), Adaptive(90.0)]),
+    st.sampled_from([*(policy for policy, _ in FIRSTS), Paper(), Paper(2, 3, 7), Fixed(IN_FULL)]),
     st.integers(0, 60),
     st.none() | st.integers(1, 60),
     st.none() | drifts,
@@ -94,7 +102,8 @@ def test_what_is_chosen_is_one_of_what_may_be(
 ) -> None:
     """All ranks compile and remember for these, and for nothing else."""
     assert policy.choose(StepFacts(step, num_steps, drift, Travel.all_in(last))) in policy.travels
-    assert IN_FULL in policy.travels
+    assert policy.first in policy.travels
+    assert policy.first.stands_alone
 
 
 # The same in every step
@@ -118,8 +127,30 @@ def test_without_a_drift_adaptive_begins_with_the_usual() -> None:
     assert policy.measures_drift
     assert policy.choose(StepFacts(1, None)) == policy.usual
     assert policy.choose(StepFacts(1, None, None, Travel.all_in(2))) == policy.usual
-    assert policy.choose(StepFacts(1, None, 0.0, IN_FULL)) == policy.usual
-    assert not policy.usual.is_full
+    assert not policy.usual.stands_alone
+
+
+@pytest.mark.parametrize("last", [IN_FULL, ANEW], ids=str)
+@pytest.mark.parametrize("drift", [0.0, 1e-9, 0.5, float("nan")])
+def test_what_a_step_lost_that_stands_alone_tells_nothing_of_the_change(
+    last: Travel, drift: float
+) -> None:
+    policy = Adaptive(40.0)
+    assert policy.choose(StepFacts(1, None, drift, last)) == policy.usual
+
+
+@given(targets)
+def test_adaptive_begins_anew_in_most_bits_if_these_keep_the_target(target: float) -> None:
+    """By the rule of its docstring: a first step loses what the code loses of all it carries."""
+    loses_db = -10 * math.log10(distortion(max(BITS)))
+    first = Adaptive(target).first
+    if abs(loses_db + Adaptive(target).gain_db - target) > 1e-9:
+        assert first == (ANEW if loses_db + Adaptive(target).gain_db > target else IN_FULL)
+
+
+def test_adaptive_begins_in_full_for_the_highest_targets_only() -> None:
+    firsts = [Adaptive(float(target)).first for target in range(10, 101)]
+    assert firsts == [ANEW] * 42 + [IN_FULL] * 49  # 8 bits are 44.1 dB off, 7.5 are gained
 
 
 @pytest.mark.parametrize("last", BITS)
@@ -204,6 +235,7 @@ def test_everything_else_travels_in_full_as_in_the_paper() -> None:
     policy = Paper()
     assert (policy.warm_up, policy.refresh) == (5, 10)
     assert all(travel.bits == IN_FULL.bits for travel in policy.travels)
+    assert policy.first == IN_FULL
     assert policy.choose(StepFacts(14, 50)) == IN_FULL
     assert policy.choose(StepFacts(24, 50)) == IN_FULL
     assert not policy.measures_drift
@@ -222,18 +254,32 @@ def test_a_travel_names_the_bits_of_each_role() -> None:
 
 
 @pytest.mark.parametrize(
-    ("travel", "is_full", "text"),
+    ("travel", "is_full", "stands_alone", "text"),
     [
-        (IN_FULL, True, "in full"),
-        (Travel.all_in(2), False, "2 bits"),
-        (MIXED, False, "Q 4 bits, K 4 bits, V 8 bits, O in full"),
-        (replace(IN_FULL, omitted=0.25), False, "in full, 25% of tokens left out"),
-        (Travel((4, 4, 4, 4), 0.5), False, "4 bits, 50% of tokens left out"),
+        (IN_FULL, True, True, "in full"),
+        (Travel.all_in(2), False, False, "2 bits"),
+        (MIXED, False, False, "Q 4 bits, K 4 bits, V 8 bits, O in full"),
+        (replace(IN_FULL, omitted=0.25), False, False, "in full, 25% of tokens left out"),
+        (Travel((4, 4, 4, 4), 0.5), False, False, "4 bits, 50% of tokens left out"),
+        (ANEW, False, True, "8 bits, anew"),
+        (replace(MIXED, is_anew=True), False, True, f"{MIXED}, anew"),
     ],
 )
-def test_a_travel_is_full_if_all_roles_are(travel: Travel, is_full: bool, text: str) -> None:
+def test_a_travel_is_full_if_all_roles_are_and_stands_alone_if_anew(
+    travel: Travel, is_full: bool, stands_alone: bool, text: str
+) -> None:
     assert travel.is_full is is_full
+    assert travel.stands_alone is stands_alone
     assert str(travel) == text
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_anew_is_another_kind_of_as_many_bytes(bits: int) -> None:
+    plain, anew = Travel.all_in(bits), Travel.all_in(bits, is_anew=True)
+    assert anew != plain
+    assert str(anew) != str(plain), "by which ranks tell what they carried"
+    assert anew.bits == plain.bits
+    assert anew.sent_share(16, 64) == plain.sent_share(16, 64)
 
 
 @pytest.mark.parametrize(
@@ -263,9 +309,38 @@ def test_the_share_that_is_sent_counts_the_bytes_of_steps(
         ([IN_FULL, Travel((FULL, FULL, 2, FULL))], "v", "v"),
         ([IN_FULL, replace(IN_FULL, omitted=0.5)], "v", "qkv"),
         ([Travel((4, FULL, FULL, 2), 0.5)], "qvo", "qkvo"),
+        ([ANEW], "", ""),
+        ([ANEW, MIXED], "qkv", "qkv"),
+        ([ANEW, replace(IN_FULL, omitted=0.5)], "v", "qkv"),
     ],
 )
 def test_what_any_kind_of_step_needs_is_remembered_and_nothing_else(
     travels: list[Travel], sent: str, held: str
 ) -> None:
     assert Remembered.for_all(travels) == Remembered(frozenset(sent), frozenset(held))
+
+
+def test_a_kind_of_step_that_stands_alone_needs_nothing() -> None:
+    """All of a policy need what those need that lean on others."""
+    policy = Adaptive(40.0)
+    leaning = [travel for travel in policy.travels if travel != policy.first]
+    assert Remembered.for_all(policy.travels) == Remembered.for_all(leaning)
+    assert len(leaning) == len(BITS)
+
+
+@pytest.mark.parametrize(
+    ("roles", "sides"),
+    [
+        ("v", (True, True)),
+        ("q", (False, True)),
+        ("o", (False, False)),
+        ("qk", (False, True)),
+        ("qkv", (True, True)),
+        ("", (False, False)),
+    ],
+)
+def test_an_exchange_is_remembered_on_the_sides_that_any_of_its_roles_needs(
+    roles: str, sides: tuple[bool, bool]
+) -> None:
+    remembered = Remembered(frozenset("v"), frozenset("qkv"))
+    assert remembered.sides_of(tuple(roles)) == sides  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def _exact_then_lossy(_rank: int, num_ranks: int) -> dict[str, Any]:
         exact = torch.compile(model, fullgraph=True)
         expected = [small.sample(exact(**step)) for step in steps]
         torch._dynamo.reset()
-        v_major = {"policy": "fixed", "bits": 8, "warm_up": 3}
+        v_major = {"policy": "fixed", "bits": 8, "warm_up": 3, "when": "always"}
         compiled = _compile(model, v_major=v_major, head_chunks=2, token_chunks=2)
         found = []
         with cocodiff_compile.denoising(num_steps=5) as run:
@@ -196,7 +196,7 @@ def _wild_rank(rank: int, _num_ranks: int) -> dict[str, Any]:
 def test_a_rank_with_wild_data_changes_the_choice_of_all_and_hangs_none() -> None:
     first, second = run_local_ranks(_wild_rank, 2, timeout_s=800)
     assert first == second
-    assert first["kinds"][0] == "in full"
+    assert first["kinds"][0] == "8 bits, anew"
     assert first["kinds"][4] == "8 bits"  # after what was not a number
     assert first["clean"]
 

@@ -1,6 +1,6 @@
 """One rank of a benchmark: `python -m cocodiff_compile.bench.rank CASE RESULT`, under torchrun.
 
-Rank 0 prints how it goes, in lines that begin with `PROGRESS`, and writes the result. A rank that
+Rank 0 says how it goes, and writes the result. A rank that
 fails writes its traceback beside the result.
 """
 
@@ -20,8 +20,7 @@ from cocodiff_compile.bench.cases import Case
 from cocodiff_compile.bench.crews import crews
 from cocodiff_compile.bench.machine import new_run
 from cocodiff_compile.bench.measure import crews_of, measure_case
-
-PROGRESS = "@ "
+from cocodiff_compile.lab.progress import say_from_rank
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     case = Case.from_json(json.loads(case_file.read_text()))
     try:
         with crews(crews_of([case])) as workers:
-            result = measure_case(case, workers, _say)
+            result = measure_case(case, workers, say_from_rank)
             if dist.get_rank() == 0:
                 result_file.write_text(json.dumps(result))
     except BaseException:
@@ -49,8 +48,8 @@ def measure_here(
     run = new_run()
     with crews(crews_of(cases)) as workers:
         for case in cases:
-            _say(case.title)
-            run["results"].append(measure_case(case, workers, _say))
+            say_from_rank(case.title)
+            run["results"].append(measure_case(case, workers, say_from_rank))
             if is_first:
                 keep(run)
     return run if is_first else None
@@ -58,11 +57,6 @@ def measure_here(
 
 def failure_file(result_file: Path, rank: int) -> Path:
     return result_file.with_suffix(f".rank{rank:03d}.txt")
-
-
-def _say(text: str) -> None:
-    if dist.get_rank() == 0:
-        print(f"{PROGRESS}{text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.bench.cases import Case
-from cocodiff_compile.bench.links import LINKS_VARIABLE
 from cocodiff_compile.bench.machine import new_run
-from cocodiff_compile.bench.rank import PROGRESS, failure_file
-from cocodiff_compile.lab.cluster import Link, emulated_cluster
+from cocodiff_compile.bench.on_cluster import run_on_cluster
+from cocodiff_compile.bench.rank import failure_file
 from cocodiff_compile.lab.local_ranks import RankFailedError
-from cocodiff_compile.lab.nodes import run_on_nodes
 from cocodiff_compile.lab.progress import Say
 
 _CASE_TIMEOUT_S = 4 * 3600.0
@@ -50,30 +47,23 @@ def run_cases(
 def run_case(case: Case, say: Say) -> dict[str, Any]:
     """One case on an emulated cluster, which is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        case_file, result_file = Path(folder) / "case.json", Path(folder) / "result.json"
-        case_file.write_text(json.dumps(case.to_json()))
-        command = ["-m", "cocodiff_compile.bench.rank", str(case_file), str(result_file)]
+        result_file = Path(folder) / "result.json"
         try:
-            with emulated_cluster(f"bench{os.getpid()}", case.grid.nodes, Link()) as cluster:
-                run_on_nodes(
-                    cluster,
-                    case.grid.tiles,
-                    command,
-                    on_line=lambda _node, line: _pass_on(line, say),
-                    timeout_s=_CASE_TIMEOUT_S,
-                    environment={LINKS_VARIABLE: "1"},
-                )
+            run_on_cluster(
+                case.grid,
+                "cocodiff_compile.bench.rank",
+                case.to_json(),
+                result_file,
+                say,
+                name="bench",
+                timeout_s=_CASE_TIMEOUT_S,
+            )
         except RankFailedError as error:
             failure = _failures(result_file, case) or str(error)
             say(f"failed: {failure}")
             return {"case": case.to_json(), "failure": failure}
         result: dict[str, Any] = json.loads(result_file.read_text())
         return result
-
-
-def _pass_on(line: str, say: Say) -> None:
-    if line.startswith(PROGRESS):
-        say(line.removeprefix(PROGRESS))
 
 
 def _failures(result_file: Path, case: Case) -> str:

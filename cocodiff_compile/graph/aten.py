@@ -114,12 +114,15 @@ def size_bytes(node: Node) -> Size:
     return value.numel() * value.element_size()
 
 
+def provenance_of(node: Node) -> dict[str, Any]:
+    """Where a node comes from, as metadata for another one."""
+    return {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
+
+
 def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
     """Inserts a call where the graph inserts, with its value and the provenance of `like`."""
     node = graph.call_function(target, args, kwargs)
-    node.meta = {
-        key: like.meta[key] for key in ("nn_module_stack", "stack_trace") if key in like.meta
-    }
+    node.meta = provenance_of(like)
     fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
     mode = value_of(like).fake_mode  # type: ignore[attr-defined]
     with mode:

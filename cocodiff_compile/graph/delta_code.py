@@ -13,6 +13,7 @@ was expected, since what changed one way goes on doing so. What the code leaves 
 part of the next one: errors do not add up.
 
     difference = value - memory      arrives: memory + decoded      memory += (1 + AHEAD) * decoded
+    anew:        value               arrives: decoded               memory = decoded
 
     difference [P, n, G] -> bytes [P, n*G*bits/8 + n] -> difference, as decoded [P, n, G]
 
@@ -69,9 +70,20 @@ def decode(coded: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
     return difference_of(number, code, bits), code == NONE
 
 
-def update(memory: Tensor, coded: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def send(
+    values: Tensor, memory: Tensor, bits: int, is_anew: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Bytes to send, what is remembered from now on, and what will arrive."""
+    expected = 0.0 if is_anew else memory.to(torch.float32)
+    number, code = quantize(values.to(torch.float32) - expected, bits)
+    return pack(number, code, bits), *advance(memory, number, code, bits, is_anew)
+
+
+def update(
+    memory: Tensor, coded: Tensor, bits: int, is_anew: bool = False
+) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
-    return advance(memory, *unpack(coded, memory.shape[-1], bits), bits)
+    return advance(memory, *unpack(coded, memory.shape[-1], bits), bits, is_anew)
 
 
 def quantize(difference: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -110,19 +122,24 @@ def difference_of(number: Tensor, code: Tensor, bits: int) -> Tensor:
     return middle * _in_memory(_step(code))
 
 
-def advance(memory: Tensor, number: Tensor, code: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def advance(
+    memory: Tensor, number: Tensor, code: Tensor, bits: int, is_anew: bool = False
+) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
+    if is_anew:
+        memory = torch.zeros_like(memory)
     difference = difference_of(number, code, bits)
     is_none = code == NONE
     old, most = memory.to(torch.float32), torch.finfo(memory.dtype).max
-    expected = (old + (1 + AHEAD) * difference).clamp(-most, most).to(memory.dtype)
+    ahead = 0.0 if is_anew else AHEAD
+    expected = (old + (1 + ahead) * difference).clamp(-most, most).to(memory.dtype)
     arrived = (old + difference).clamp(-most, most).to(memory.dtype)
     return torch.where(is_none, memory, expected), torch.where(is_none, float("nan"), arrived)
 
 
-def finite(values: Tensor) -> Tensor:
+def finite_or(values: Tensor, old: Tensor | float) -> Tensor:
     """What is remembered of values that travel as they are."""
-    return torch.where(values.abs() < float("inf"), values, 0.0)
+    return torch.where(values.abs() < float("inf"), values, old)
 
 
 def lost_share(values: Tensor, arrived: Tensor) -> Tensor:

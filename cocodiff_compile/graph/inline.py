@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.compat import trace_decomposed
-from cocodiff_compile.graph.aten import value_of
+from cocodiff_compile.graph.aten import provenance_of, value_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Inliner:
                 stands_for[node] = next(inputs)
             elif node.op == "call_function":
                 copy = self.graph.node_copy(node, stands_for.__getitem__)
-                copy.meta = {"val": node.meta["val"], **_provenance(like)}
+                copy.meta = {"val": node.meta["val"], **provenance_of(like)}
                 stands_for[node] = copy
             elif node.op == "get_attr":
                 raise AssertionError(f"{function} holds a constant tensor, {node.target}")
@@ -59,7 +59,3 @@ def _signature(arg: Any) -> Any:
         return arg
     value = value_of(arg)
     return (tuple(value.shape), value.stride(), value.dtype, value.device)
-
-
-def _provenance(like: Node) -> dict[str, Any]:
-    return {key: like.meta[key] for key in ("nn_module_stack", "stack_trace") if key in like.meta}

@@ -155,6 +155,16 @@ class UlyssesSite:
         return tuple(unique.values())
 
     @property
+    def exchanged(self) -> list[tuple[Exchange, tuple[Role, ...], Size]]:
+        """Each exchange once, with the roles it serves and the elements of a head."""
+        found: dict[Node, tuple[Exchange, tuple[Role, ...], Size]] = {}
+        for leg in self.legs:
+            start = leg.exchange.start
+            roles = found[start][1] if start in found else ()
+            found[start] = (leg.exchange, (*roles, leg.role), leg.head_size)
+        return list(found.values())
+
+    @property
     def pieces(self) -> tuple[Exchange, ...]:
         """Each exchange once, by chunks of heads where it runs in such."""
         return tuple(piece for exchange in self.exchanges for piece in exchange.pieces)

@@ -1,5 +1,6 @@
-"""Some tokens of what one rank sends to each other one: [P, before, tokens, behind].
+"""Some tokens of what ranks send to each other: values are [P, before, tokens, behind].
 
+`tokens` tells which, in order: [1, count] if these are the same for all P ranks, else [P, count].
 Plain functions of tensors: passes trace them into graphs, tests call them.
 """
 
@@ -11,36 +12,23 @@ from torch import Tensor
 
 def changed_most(values: Tensor, compared: Tensor, count: int) -> Tensor:
     """The `count` tokens that differ most from what they are compared with, by the sum of absolute
-    differences over samples, heads and their elements; in order. What is not finite differs most.
+    differences over ranks, samples, heads and their elements. What is not finite differs most.
     """
     change = (values.to(torch.float32) - compared.to(torch.float32)).abs().sum((0, 1, 3))
     change = torch.where(change < float("inf"), change, float("inf"))
-    return change.topk(count).indices.sort().values
+    return change.topk(count).indices.sort().values.unsqueeze(0)
 
 
 def take_tokens(values: Tensor, tokens: Tensor) -> Tensor:
-    return values[:, :, tokens]
+    """[P, before, count, behind]"""
+    return values.gather(2, _index(tokens, values))
 
 
-def put_sent(values: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-    """`values` with other rows for some tokens, the same towards all ranks."""
-    index = tokens.view(1, 1, -1, 1).expand_as(rows)
-    return values.scatter(2, index, rows)
+def put_tokens(values: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    """`values` with other rows for some tokens."""
+    return values.scatter(2, _index(tokens, values), rows)
 
 
-def put_received(values: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-    """`values` with other rows for some tokens, `tokens` holds those of each rank: [P * count]."""
-    index = tokens.view(len(rows), 1, -1, 1).expand_as(rows)
-    return values.scatter(2, index, rows)
-
-
-def take_received(values: Tensor, tokens: Tensor) -> Tensor:
-    """The rows that `put_received` would replace."""
+def _index(tokens: Tensor, values: Tensor) -> Tensor:
     num_ranks, before, _, behind = values.shape
-    index = tokens.view(num_ranks, 1, -1, 1).expand(num_ranks, before, -1, behind)
-    return values.gather(2, index)
-
-
-def finite_or(rows: Tensor, old: Tensor) -> Tensor:
-    """What is remembered of rows that travel as they are."""
-    return torch.where(rows.abs() < float("inf"), rows, old)
+    return tokens[:, None, :, None].expand(num_ranks, before, -1, behind)

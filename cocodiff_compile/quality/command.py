@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -74,10 +73,11 @@ def _measure(parsed: argparse.Namespace, share: int | None, say: Any) -> dict[st
         QualitySettings,
         v_major_of,
     )
+    from cocodiff_compile.v_major.options import VMajorOptions  # noqa: PLC0415
 
     policies = tuple(parsed.policies.split(",")) if parsed.policies else POLICIES
     for name in policies:
-        v_major_of(name)
+        VMajorOptions.from_mapping(v_major_of(name))
     weights = str(parsed.weights.absolute()) if parsed.weights else ""
     settings = QualitySettings(
         policies, parsed.pictures, parsed.steps, parsed.batch, parsed.dtype, share, weights
@@ -111,26 +111,19 @@ def _on_emulated_cluster(settings: Any, grid: str, say: Any) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
     from cocodiff_compile.bench.cases import Grid  # noqa: PLC0415
-    from cocodiff_compile.bench.links import LINKS_VARIABLE  # noqa: PLC0415
-    from cocodiff_compile.lab.cluster import Link, emulated_cluster  # noqa: PLC0415
-    from cocodiff_compile.lab.nodes import run_on_nodes  # noqa: PLC0415
-    from cocodiff_compile.quality.rank import PROGRESS  # noqa: PLC0415
+    from cocodiff_compile.bench.on_cluster import run_on_cluster  # noqa: PLC0415
 
-    shape = Grid.parse(grid)
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "settings.json", Path(folder) / "result.pt"
-        given.write_text(json.dumps(settings.to_json()))
-        with emulated_cluster(f"quality{os.getpid()}", shape.nodes, Link()) as cluster:
-            run_on_nodes(
-                cluster,
-                shape.tiles,
-                ["-m", "cocodiff_compile.quality.rank", str(given), str(found)],
-                on_line=lambda _node, line: (
-                    say(line.removeprefix(PROGRESS)) if line.startswith(PROGRESS) else None
-                ),
-                timeout_s=_TIMEOUT_S,
-                environment={LINKS_VARIABLE: "1"},
-            )
+        found = Path(folder) / "result.pt"
+        run_on_cluster(
+            Grid.parse(grid),
+            "cocodiff_compile.quality.rank",
+            settings.to_json(),
+            found,
+            say,
+            name="quality",
+            timeout_s=_TIMEOUT_S,
+        )
         result: dict[str, Any] = torch.load(found, weights_only=True)
     return result
 

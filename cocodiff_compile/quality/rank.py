@@ -1,5 +1,5 @@
 """One rank of a quality run: `python -m cocodiff_compile.quality.rank SETTINGS RESULT`, under
-torchrun. Rank 0 prints how it goes, in lines that begin with `PROGRESS`, and writes the result.
+torchrun. Rank 0 says how it goes, and writes the result.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
+from cocodiff_compile.lab.progress import say_from_rank
 from cocodiff_compile.quality.ranks import measure_quality
 from cocodiff_compile.quality.settings import QualitySettings
-
-PROGRESS = "@ "
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -23,15 +22,10 @@ def main(arguments: Sequence[str]) -> None:
     settings = QualitySettings.from_json(json.loads(settings_file.read_text()))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    result = measure_quality(settings, _say)
+    result = measure_quality(settings, say_from_rank)
     if dist.get_rank() == 0:
         torch.save(result, result_file)
     dist.destroy_process_group()
-
-
-def _say(text: str) -> None:
-    if dist.get_rank() == 0:
-        print(f"{PROGRESS}{text}", flush=True)
 
 
 if __name__ == "__main__":

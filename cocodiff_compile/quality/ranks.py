@@ -16,6 +16,7 @@ from torch import distributed as dist
 
 import cocodiff_compile
 from cocodiff_compile.agreement.all_ranks import gathered, largest
+from cocodiff_compile.bench.cases import DTYPES
 from cocodiff_compile.bench.links import interface_counters, links_are_ours
 from cocodiff_compile.bench.local_groups import Collective, local_groups, traffic_between
 from cocodiff_compile.bench.set_share import set_share
@@ -23,7 +24,7 @@ from cocodiff_compile.lab.progress import Say
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.quality.measures import distances
 from cocodiff_compile.quality.sample import sample_pictures
-from cocodiff_compile.quality.settings import DTYPES, EXACT, QualitySettings, v_major_of
+from cocodiff_compile.quality.settings import EXACT, QualitySettings, v_major_of
 from cocodiff_compile.quality.small_dit import WEIGHTS, load_small_dit
 from cocodiff_compile.v_major.denoising import Denoising
 

@@ -74,9 +74,3 @@ def sample_pictures(
         latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
         end_step()
     return to_pictures(latents).clamp(-1, 1)
-
-
-def psnr_db(pictures: Tensor, exact: Tensor) -> Tensor:
-    """Of each picture, in -1..1, to the exact one."""
-    error = (pictures - exact).square().flatten(1).mean(1)
-    return 10 * torch.log10(4.0 / error.clamp_min(1e-20))

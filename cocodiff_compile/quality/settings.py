@@ -7,36 +7,35 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
+from cocodiff_compile.bench.cases import DTYPES
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.delta_code import BITS
 from cocodiff_compile.quality.sample import Sampling
+from cocodiff_compile.v_major.travel import ROLES
 
 EXACT = "exact"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 POLICIES = ("paper", "paper-seen", "int8", "int4", "int3", "int2", "int1", "adaptive40")
 """What is compared unless something else is asked for."""
+_KNOWN = (
+    "paper, paper-seen, intBITS (such as int4, or int2233 for Q, K, V and O apart; int2from8 codes "
+    "the first step too), adaptiveDB (such as adaptive40), omitPERCENT (such as omit50)"
+)
 
 
 def v_major_of(name: str) -> dict[str, Any]:
-    """The options of a policy by its name: paper, paper-seen, intN, adaptiveDB, omitPERCENT."""
+    """The options of a policy by its name: see `_KNOWN`."""
     if name in ("paper", "paper-seen"):
         return {"policy": "paper", "compare": "seen" if name == "paper-seen" else "sent"}
-    found = re.fullmatch(r"(int|adaptive|omit)(\d+)", name)
-    if found is None:
-        raise UserError(
-            f"unknown policy {name!r}; known: paper, paper-seen, int1..int8, adaptiveDB (such as "
-            "adaptive40), omitPERCENT (such as omit50)"
-        )
-    kind, number = found[1], int(found[2])
-    if kind == "adaptive":
-        return {"policy": "adaptive", "target_psnr_db": number}
-    if kind == "omit":
-        return {"policy": "fixed", "bits": "full", "omitted": number / 100, "refresh": 10}
-    if number not in BITS:
-        raise UserError(f"policy {name!r}: bits are one of {', '.join(map(str, BITS))}")
-    return {"policy": "fixed", "bits": number}
+    if found := re.fullmatch(r"adaptive(\d+)", name):
+        return {"policy": "adaptive", "target_psnr_db": int(found[1])}
+    if found := re.fullmatch(r"omit(\d+)", name):
+        omitted = int(found[1]) / 100
+        return {"policy": "fixed", "bits": "full", "omitted": omitted, "refresh": 10}
+    if found := re.fullmatch(r"int(\d|\d{4})(?:from(\d))?", name):
+        widths = [int(digit) for digit in found[1]]
+        bits = widths[0] if len(widths) == 1 else dict(zip(ROLES, widths, strict=True))
+        first = {"first_bits": int(found[2])} if found[2] else {}
+        return {"policy": "fixed", "bits": bits, **first}
+    raise UserError(f"unknown policy {name!r}; known: {_KNOWN}")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from cocodiff_compile.v_major.travel import Travel
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,11 @@ class Memory:
     turn: int = 0
     """Of the last call."""
     is_coded: bool = False
-    """Whether the last call lost anything."""
+    """Whether the last call leaned on an earlier one, and has a drift."""
+
+    @functools.cached_property
+    def size_bytes(self) -> int:
+        return sum(item.numel() * item.element_size() for item in self.tensors)
 
 
 @dataclass
@@ -75,18 +79,19 @@ class Denoising:
     """By compiled graph."""
     history: list[StepRecord] = field(default_factory=list)
     """Of all pictures of the block."""
+    is_out_of_order: bool = False
+    """Whether this step does not follow the last one."""
     _branch: str = ""
     _calls: dict[Hashable, int] = field(default_factory=dict)
-    _is_out_of_order: bool = False
 
     def step(self, index: int | None = None) -> None:
         """Ends the step; `index` is that of the next one, if it is not the following one. After a
-        step that was left out or comes again, all travels in full once.
+        step that was left out or comes again, all is sent once like in a first one.
         """
         following = self.current_step + 1
         if index is not None and not _is_count(index, 0):
             raise UserError(f"denoising step {index!r}: steps are whole numbers, counted from 0")
-        self._is_out_of_order = index is not None and index != following
+        self.is_out_of_order = index is not None and index != following
         self.turn += 1
         self.current_step = following if index is None else index
         self._calls.clear()
@@ -94,15 +99,15 @@ class Denoising:
             say_once(
                 log,
                 logging.WARNING,
-                f"more denoising steps than the {self.num_steps} announced: what is beyond them "
-                "travels in full",
+                f"more denoising steps than the {self.num_steps} announced: those beyond them "
+                "are sent like a first one",
             )
 
     def reset(self, num_steps: int | None = None) -> None:
         """Begins a new picture: nothing of the last one is remembered."""
         self.num_steps = num_steps if num_steps is not None else self.num_steps
         self.current_step = 0
-        self._is_out_of_order = False
+        self.is_out_of_order = False
         self.turn += 1
         self._calls.clear()
         self.memories.clear()
@@ -117,10 +122,6 @@ class Denoising:
         finally:
             self._branch = before
 
-    @property
-    def is_out_of_order(self) -> bool:
-        return self._is_out_of_order
-
     def key_of(self, graph: Hashable, block: Hashable) -> Hashable:
         """Which of all calls of a step this one is: by graph, weights and branch, and counted where
         these are the same.
@@ -130,10 +131,9 @@ class Denoising:
         self._calls[call] = number + 1
         return (*call, number)
 
-    def travel_of(self, graph: Hashable) -> Travel:
-        """What the graph's calls carried in the last step it was called in."""
-        choice = self.choices.get(graph)
-        return choice.travel if choice else IN_FULL
+    @property
+    def memory_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.memories.values())
 
     def owns(self, args: Sequence[Any]) -> bool:
         """Whether a call with these arguments is one of the models it is for."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from cocodiff_compile.errors import UserError
+from cocodiff_compile.errors import UserError, refuse_unknown
 from cocodiff_compile.graph.delta_code import BITS, FULL
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
 from cocodiff_compile.v_major.travel import ROLES, Travel
@@ -23,6 +23,9 @@ class VMajorOptions:
     """adaptive: how close to the exact picture."""
     bits: Travel = Travel.all_in(4)  # noqa: RUF009  (frozen)
     """fixed: of each role."""
+    first_bits: int = FULL
+    """fixed: of steps that lean on no earlier one, the warm-up and each refresh; of the roles that
+    carry less in other steps."""
     omitted: float = 0.0
     """fixed: the share of a rank's tokens of which Q, K and V are not sent."""
     compare: Literal["sent", "seen"] = "sent"
@@ -30,10 +33,13 @@ class VMajorOptions:
     what was last "seen", sent or not."""
     buckets: int = 4
     """paper: in how many stages the share that is not sent rises."""
+    when: Literal["pays", "always"] = "pays"
+    """"pays": an attention is left exact if coding would take longer than it saves, as far as costs
+    are known (v_first). "always": it is not asked."""
     warm_up: int | None = None
-    """Steps in full at the beginning; None: 1, paper: 5."""
+    """Steps at the beginning that lean on no earlier one; None: 1, paper: 5."""
     refresh: int | None = None
-    """Every so many steps one in full, 0 for never; None: 0, paper: 10."""
+    """Every so many steps one that leans on no earlier one, 0 for never; None: 0, paper: 10."""
     memory_budget_mib: float | None = None
     """What a rank may remember at most; None: as much as it takes."""
     guidance_passes: int = 2
@@ -41,14 +47,7 @@ class VMajorOptions:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> VMajorOptions:
-        allowed = [field.name for field in fields(cls)]
-        for key in given:
-            if key not in allowed:
-                close = difflib.get_close_matches(str(key), allowed, n=1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise UserError(
-                    f"option 'v_major': unknown key {key!r}{hint}; allowed: {', '.join(allowed)}"
-                )
+        refuse_unknown(given, fields(cls), "option 'v_major': unknown key {}")
         checked = cls(**{key: _CHECKS[key](value) for key, value in given.items()})
         _refuse_unused(checked.policy, given)
         if checked.compare == "seen" and not checked.compares_in_full:
@@ -67,10 +66,6 @@ class VMajorOptions:
     def budget_bytes(self) -> float | None:
         return None if self.memory_budget_mib is None else self.memory_budget_mib * 2**20
 
-    @property
-    def omits_tokens(self) -> bool:
-        return any(travel.omitted for travel in self.make_policy().travels)
-
     def make_policy(self) -> Policy:
         defaults = (5, 10) if self.policy == "paper" else (1, 0)
         warm_up = defaults[0] if self.warm_up is None else self.warm_up
@@ -78,13 +73,15 @@ class VMajorOptions:
         if self.policy == "paper":
             return Paper(warm_up, refresh, self.buckets)
         if self.policy == "fixed":
-            return Fixed(replace(self.bits, omitted=self.omitted), warm_up, refresh)
+            first = Travel.all_in(self.first_bits, is_anew=self.first_bits != FULL)
+            return Fixed(replace(self.bits, omitted=self.omitted), warm_up, refresh, first)
         return Adaptive(self.target_psnr_db, warm_up, refresh)
 
 
 _ONLY_FOR = {
     "target_psnr_db": ("adaptive",),
     "bits": ("fixed",),
+    "first_bits": ("fixed",),
     "omitted": ("fixed",),
     "compare": ("fixed", "paper"),
     "buckets": ("paper",),
@@ -105,16 +102,13 @@ def _refuse(key: str, value: object, allowed: str) -> UserError:
     return UserError(f"option 'v_major': {key!r} is {value!r}; allowed: {allowed}")
 
 
-def _check_policy(value: object) -> str:
-    if not isinstance(value, str) or value not in ("adaptive", "fixed", "paper"):
-        raise _refuse("policy", value, "'adaptive', 'fixed', 'paper'")
-    return value
+def _check_word(key: str, *allowed: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise _refuse(key, value, ", ".join(map(repr, allowed)))
+        return value
 
-
-def _check_compare(value: object) -> str:
-    if not isinstance(value, str) or value not in ("sent", "seen"):
-        raise _refuse("compare", value, "'sent', 'seen'")
-    return value
+    return check
 
 
 def _check_omitted(value: object) -> float:
@@ -133,16 +127,16 @@ def _check_bits(value: object) -> Travel:
     if isinstance(value, Mapping):
         if set(value) != set(ROLES):
             raise _refuse("bits", value, "one value, or a dict with the keys q, k, v, o")
-        q, k, v, o = (_check_width(value[role]) for role in ROLES)
+        q, k, v, o = (_check_width("bits", value[role]) for role in ROLES)
         return Travel((q, k, v, o))
-    return Travel.all_in(_check_width(value))
+    return Travel.all_in(_check_width("bits", value))
 
 
-def _check_width(value: object) -> int:
+def _check_width(key: str, value: object) -> int:
     if value == "full":
         return FULL
     if isinstance(value, bool) or not isinstance(value, int) or value not in BITS:
-        raise _refuse("bits", value, f"{', '.join(map(str, BITS))}, or 'full'")
+        raise _refuse(key, value, f"{', '.join(map(str, BITS))}, or 'full'")
     return value
 
 
@@ -166,12 +160,14 @@ def _check_budget(value: object) -> float | None:
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
-    "policy": _check_policy,
+    "policy": _check_word("policy", "adaptive", "fixed", "paper"),
     "target_psnr_db": _check_psnr,
     "bits": _check_bits,
+    "first_bits": functools.partial(_check_width, "first_bits"),
     "omitted": _check_omitted,
-    "compare": _check_compare,
+    "compare": _check_word("compare", "sent", "seen"),
     "buckets": _check_count("buckets", 1, may_be_none=False),
+    "when": _check_word("when", "pays", "always"),
     "warm_up": _check_count("warm_up", 1, may_be_none=True),
     "refresh": _check_count("refresh", 0, may_be_none=True),
     "memory_budget_mib": _check_budget,

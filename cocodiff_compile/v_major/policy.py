@@ -23,6 +23,11 @@ class StepFacts:
 
 class Policy(Protocol):
     @property
+    def first(self) -> Travel:
+        """What a step carries that cannot lean on an earlier one; it stands alone."""
+        ...
+
+    @property
     def usual(self) -> Travel:
         """What most steps are expected to carry; costs are estimated for it."""
         ...
@@ -41,12 +46,13 @@ class Policy(Protocol):
 @dataclass(frozen=True)
 class Fixed:
     """The same in every step, but for `warm_up` steps at the beginning and every `refresh`-th after
-    them, which travel in full; 0: none.
+    them (0: none), which carry `first`.
     """
 
     travel: Travel
     warm_up: int = 1
     refresh: int = 0
+    first: Travel = IN_FULL
 
     @property
     def usual(self) -> Travel:
@@ -54,14 +60,14 @@ class Fixed:
 
     @property
     def travels(self) -> tuple[Travel, ...]:
-        return (IN_FULL, self.travel)
+        return (self.first, self.travel)
 
     @property
     def measures_drift(self) -> bool:
         return False
 
     def choose(self, facts: StepFacts) -> Travel:
-        return IN_FULL if is_refreshed(facts, self.warm_up, self.refresh) else self.travel
+        return self.first if is_refreshed(facts, self.warm_up, self.refresh) else self.travel
 
 
 @dataclass(frozen=True)
@@ -77,15 +83,22 @@ class Adaptive:
     warm_up: int = 1
     refresh: int = 0
     gain_db: float = 7.5
-    first_bits: int = 4
+    unknown_bits: int = 4
+    """While no change was seen yet."""
+
+    @property
+    def first(self) -> Travel:
+        """In full only if the most bits would lose too much."""
+        most = BITS[-1]
+        return Travel.all_in(most, is_anew=True) if distortion(most) <= self._allowed else IN_FULL
 
     @property
     def usual(self) -> Travel:
-        return Travel.all_in(self.first_bits)
+        return Travel.all_in(self.unknown_bits)
 
     @property
     def travels(self) -> tuple[Travel, ...]:
-        return (IN_FULL, *map(Travel.all_in, BITS))
+        return (self.first, *map(Travel.all_in, BITS))
 
     @property
     def measures_drift(self) -> bool:
@@ -93,13 +106,17 @@ class Adaptive:
 
     def choose(self, facts: StepFacts) -> Travel:
         if is_refreshed(facts, self.warm_up, self.refresh):
-            return IN_FULL
-        if facts.drift is None or facts.last.is_full:
+            return self.first
+        if facts.drift is None or facts.last.stands_alone:
             return self.usual
         change = facts.drift / distortion(facts.last.bits[0])
-        allowed = 10 ** ((self.gain_db - self.target_psnr_db) / 10)
-        enough = (bits for bits in BITS if change * distortion(bits) <= allowed)
+        enough = (bits for bits in BITS if change * distortion(bits) <= self._allowed)
         return Travel.all_in(next(enough, BITS[-1]))
+
+    @property
+    def _allowed(self) -> float:
+        """What exchanges may lose, as a share of the energy of what they carry."""
+        return float(10 ** ((self.gain_db - self.target_psnr_db) / 10))
 
 
 @dataclass(frozen=True)
@@ -111,6 +128,10 @@ class Paper:
     warm_up: int = 5
     refresh: int = 10
     buckets: int = 4
+
+    @property
+    def first(self) -> Travel:
+        return IN_FULL
 
     @property
     def usual(self) -> Travel:
@@ -134,7 +155,7 @@ class Paper:
 
 
 def is_refreshed(facts: StepFacts, warm_up: int, refresh: int) -> bool:
-    """Whether a step travels in full whatever its data: the first ones, every `refresh`-th after
+    """Whether a step stands alone whatever its data: the first ones, every `refresh`-th after
     them, and those beyond the number that was announced.
     """
     if facts.step < warm_up:

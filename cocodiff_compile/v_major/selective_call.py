@@ -29,7 +29,7 @@ from cocodiff_compile.v_major.denoising import (
     current_denoising,
 )
 from cocodiff_compile.v_major.policy import Policy, StepFacts
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from cocodiff_compile.v_major.travel import Travel
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,9 @@ class _Place:
 
     def to_numbers(self) -> list[int]:
         """Whole ones, which every device has."""
-        drift = [0, 0] if self.drift is None else [1, *struct.unpack("<q", _packed(self.drift))]
-        return [self.step, self.num_steps, self.last, int(self.is_out_of_order), *drift]
+        (drift,) = struct.unpack("<q", struct.pack("<d", self.drift or 0.0))
+        flags = int(self.is_out_of_order), int(self.drift is not None)
+        return [self.step, self.num_steps, self.last, *flags, drift]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> _Place:
@@ -73,10 +74,6 @@ class _Place:
         if self.step < 0:
             return "no step (outside of denoising)"
         return f"step {self.step} of {self.num_steps or 'an unknown number'}"
-
-
-def _packed(number: float) -> bytes:
-    return struct.pack("<d", number)
 
 
 _OUTSIDE_PLACE = _Place(-1, 0, 0, False)
@@ -103,6 +100,8 @@ class SelectiveCall:
     group: str
     weights: Sequence[int]
     """Places of the inputs that tell blocks of the model apart, where all run the same graph."""
+    full_bytes: int
+    """That a rank sends to others in one exact call."""
     budget_bytes: float | None = None
     _variants: dict[Travel | None, Variant] = field(default_factory=dict)
     _boxed_call: bool = True
@@ -117,13 +116,13 @@ class SelectiveCall:
         key = run.key_of(self, tuple(args[place].data_ptr() for place in self.weights))
         memory = run.memories.get(key)
         if memory is None:
-            travel = IN_FULL
+            travel = self.policy.first
             memory = self._new_memory(run)
             if memory is None:
-                self._note(run, self.variant(IN_FULL).sent_bytes)
+                self._note(run, self.full_bytes)
                 return self.variant(None).run(args)
             run.memories[key] = memory
-        memory.turn, memory.is_coded = run.turn, not travel.is_full
+        memory.turn, memory.is_coded = run.turn, not travel.stands_alone
         self._note(run, self.variant(travel).sent_bytes)
         given = [*args, *memory.tensors]
         args.clear()
@@ -133,8 +132,8 @@ class SelectiveCall:
         record = run.choices[self].record
         record.calls += 1
         record.sent_bytes += sent_bytes
-        record.full_bytes += self.variant(IN_FULL).sent_bytes
-        record.memory_bytes = sum(_size_bytes(item) for item in run.memories.values())
+        record.full_bytes += self.full_bytes
+        record.memory_bytes = run.memory_bytes
 
     def add_variant(self, travel: Travel | None, variant: Variant) -> None:
         self._variants[travel] = variant
@@ -149,10 +148,11 @@ class SelectiveCall:
         choice = run.choices.get(self)
         if choice is not None and choice.turn == run.turn:
             return choice.travel
-        last = choice.travel if choice else IN_FULL
+        last = choice.travel if choice else self.policy.first
         drift = self._agreed_drift(_Place.of(run, last, self._own_drift(run, choice)), args)
         facts = StepFacts(run.current_step, run.num_steps, drift, last)
-        travel = IN_FULL if run.is_out_of_order or choice is None else self.policy.choose(facts)
+        is_alone = run.is_out_of_order or choice is None
+        travel = self.policy.first if is_alone else self.policy.choose(facts)
         record = StepRecord(run.current_step, str(travel))
         run.history.append(record)
         run.choices[self] = Choice(run.turn, travel, record)
@@ -196,9 +196,9 @@ class SelectiveCall:
 
     def _new_memory(self, run: Denoising) -> Memory | None:
         """Allocated here, at the first call; None if there is no room left."""
-        fakes = self.variant(IN_FULL).memories
+        fakes = self.variant(self.policy.first).memories
         needed = sum(item.numel() * item.element_size() for item in fakes)
-        used = sum(_size_bytes(item) for item in run.memories.values())
+        used = run.memory_bytes
         if self.budget_bytes is not None and used + needed > self.budget_bytes:
             say_once(
                 log,
@@ -211,7 +211,3 @@ class SelectiveCall:
         tensors = [torch.zeros(item.shape, dtype=item.dtype, device=item.device) for item in fakes]
         has_drift = self.policy.measures_drift and bool(tensors)
         return Memory(tensors, tensors[-1] if has_drift else None)
-
-
-def _size_bytes(memory: Memory) -> int:
-    return sum(item.numel() * item.element_size() for item in memory.tensors)

@@ -15,15 +15,16 @@ ROLES: tuple[Role, ...] = ("q", "k", "v", "o")
 class Travel:
     """`bits` per element of Q's, K's, V's and O's exchange; FULL for one that travels as it is.
     `omitted`: the share of a rank's tokens of which Q, K and V are not sent at all, those whose V
-    changed least.
+    changed least. `is_anew`: what is coded is coded by itself, not as a difference; of all tokens.
     """
 
     bits: tuple[int, int, int, int]
     omitted: float = 0.0
+    is_anew: bool = False
 
     @classmethod
-    def all_in(cls, bits: int) -> Travel:
-        return cls((bits,) * 4)
+    def all_in(cls, bits: int, is_anew: bool = False) -> Travel:
+        return cls((bits,) * 4, is_anew=is_anew)
 
     def bits_of(self) -> dict[Role, int]:
         return dict(zip(ROLES, self.bits, strict=True))
@@ -32,17 +33,22 @@ class Travel:
     def is_full(self) -> bool:
         return all(bits == FULL for bits in self.bits) and not self.omitted
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it needs nothing of earlier steps: how a picture begins."""
+        return self.is_anew or self.is_full
+
+    def share_of(self, role: Role, element_bits: int, group: int) -> float:
+        """Bytes that are sent of a role, over those in full; `group` elements share a step."""
+        bits = self.bits_of()[role]
+        coded = 1.0 if bits == FULL else 8 * code_bytes(bits, group) / (group * element_bits)
+        return coded * (1.0 if role == "o" else 1.0 - self.omitted)
+
     def sent_share(self, element_bits: int, group: int) -> float:
-        """Bytes that are sent, over those of all in full."""
-        shares = {
-            role: 1.0 if bits == FULL else 8 * code_bytes(bits, group) / (group * element_bits)
-            for role, bits in self.bits_of().items()
-        }
-        kept = 1.0 - self.omitted
-        return sum(share * (1.0 if role == "o" else kept) for role, share in shares.items()) / 4
+        """The same of all roles."""
+        return sum(self.share_of(role, element_bits, group) for role in ROLES) / len(ROLES)
 
     def __str__(self) -> str:
-        share = f"{self.omitted:.0%} of tokens left out" if self.omitted else ""
         if len(set(self.bits)) == 1:
             bits = "in full" if self.bits[0] == FULL else f"{self.bits[0]} bits"
         else:
@@ -51,7 +57,8 @@ class Travel:
                 for role, width in self.bits_of().items()
             )
             bits = ", ".join(named)
-        return f"{bits}, {share}" if share else bits
+        omitted = f"{self.omitted:.0%} of tokens left out" if self.omitted else ""
+        return ", ".join(filter(None, (bits, omitted, "anew" if self.is_anew else "")))
 
 
 IN_FULL = Travel.all_in(FULL)
@@ -70,6 +77,8 @@ class Remembered:
         sent: set[Role] = set()
         held: set[Role] = set()
         for travel in travels:
+            if travel.stands_alone:
+                continue
             coded = {role for role, bits in travel.bits_of().items() if bits != FULL}
             sent |= coded
             held |= coded
@@ -77,3 +86,8 @@ class Remembered:
                 sent.add("v")
                 held |= {"q", "k", "v"}
         return cls(frozenset(sent), frozenset(held))
+
+    def sides_of(self, roles: Iterable[Role]) -> tuple[bool, bool]:
+        """Whether an exchange that serves these roles is remembered: what was sent, and held."""
+        asked = set(roles)
+        return not self.sent.isdisjoint(asked), not self.held.isdisjoint(asked)

@@ -1,0 +1,308 @@
+"""Coded differences: what arrives from step to step, and what both sides remember."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cocodiff_compile.graph.delta_code import (
+    AHEAD,
+    BITS,
+    NONE,
+    code_bytes,
+    decode,
+    distortion,
+    encode,
+    finite_or,
+    lost_share,
+    send,
+    update,
+)
+from tests.coded import (
+    DTYPES,
+    IS_BROKEN,
+    SMALLEST_STEP,
+    any_group,
+    every_bits,
+    every_dtype,
+    every_group,
+    exchange,
+    normal,
+    send_often,
+    with_broken_groups,
+)
+
+# Memories
+
+
+@every_bits
+@every_dtype
+def test_the_difference_to_the_memory_travels(bits: int, dtype: torch.dtype) -> None:
+    memory, values = (normal(2, 30, 24, seed=seed).to(dtype) for seed in (1, 2))
+    coded, _, _ = send(values, memory, bits)
+    assert torch.equal(coded, encode(values.float() - memory.float(), bits))
+
+
+@every_bits
+@every_dtype
+def test_what_arrives_is_the_memory_and_the_difference_rounded_once(
+    bits: int, dtype: torch.dtype
+) -> None:
+    """What is remembered goes on by AHEAD of the difference."""
+    memory = normal(2, 30, 24, seed=1).to(dtype)
+    coded = encode(normal(2, 30, 24, seed=2), bits)
+    difference = decode(coded, 24, bits)[0].double()
+    remembered, arrived = update(memory, coded, bits)
+    assert torch.equal(arrived, (memory.double() + difference).float().to(dtype))
+    expected = memory.double() + (1 + AHEAD) * difference
+    assert torch.equal(remembered, expected.float().to(dtype))
+    assert remembered.dtype == arrived.dtype == dtype
+
+
+def test_a_steady_change_is_expected() -> None:
+    """In the long run the difference is smaller than the change by what is remembered ahead."""
+    change, memory = normal(1, 20, 64), torch.zeros(1, 20, 64)
+    for step in range(20):
+        values = step * change
+        difference = values - memory
+        memory, _ = exchange(memory, values, 8)
+    torch.testing.assert_close(difference, change / (1 + AHEAD), atol=0.05, rtol=0)
+
+
+@every_bits
+@every_dtype
+@every_group
+def test_sender_and_receiver_remember_the_same_to_the_bit(
+    bits: int, dtype: torch.dtype, group: int
+) -> None:
+    """The receiver sees bytes only, one rank's row at a time; not a bit is apart after many."""
+    sent = torch.zeros(2, 10, group, dtype=dtype)
+    held = [torch.zeros(1, 10, group, dtype=dtype) for _ in range(2)]
+    for step in range(8):
+        values = (normal(2, 10, group, seed=step) * 3**step).to(dtype)
+        coded, sent, _ = send(values, sent, bits)
+        held = [update(held[rank], coded[rank : rank + 1], bits)[0] for rank in range(2)]
+        assert torch.equal(torch.cat(held), sent)
+
+
+@every_bits
+@pytest.mark.parametrize(("dtype", "closest"), [(torch.float32, 2**-21), (torch.float16, 2**-8)])
+def test_the_same_value_again_and_again_arrives_in_the_end(
+    bits: int, dtype: torch.dtype, closest: float
+) -> None:
+    """What one send leaves is part of the next: a group with outliers takes some sends more."""
+    values = normal(2, 20, 32)
+    values[:, ::4, 3] = 20.0
+    values = values.to(dtype)
+    off = (send_often(values, bits, 150).float() - values.float()).abs()
+    first = (send_often(values, bits, 1).float() - values.float()).abs()
+    assert first.max() > 4 * closest
+    assert off.max() <= closest * (8 if bits == 1 else 4)
+
+
+@every_bits
+def test_errors_do_not_add_up_over_changing_values(bits: int) -> None:
+    """A walk of 100 steps that change every element by 1: a difference is that change, what the
+    last one left, and what was wrongly expected.
+    """
+    values, memory, lost = torch.zeros(1, 64, 64), torch.zeros(1, 64, 64), []
+    for step in range(100):
+        values = values + normal(1, 64, 64, seed=step)
+        memory, arrived = exchange(memory, values, bits)
+        lost.append(float((values - arrived).square().mean()))
+    of_one = distortion(bits) / ((1 - AHEAD**2) * (1 - distortion(bits)))
+    assert sum(lost[-20:]) / 20 <= 1.5 * of_one
+
+
+@every_bits
+@every_dtype
+def test_no_difference_is_off_by_half_the_smallest_step(bits: int, dtype: torch.dtype) -> None:
+    """Also after any number of sends: what one leaves, the next one takes back."""
+    values = torch.zeros(1, 3, 16, dtype=dtype)
+    for times in (1, 2, 3, 20):
+        assert send_often(values, bits, times).abs().max() <= SMALLEST_STEP / 2
+
+
+@every_bits
+def test_a_half_precision_value_near_the_largest_is_never_remembered_as_infinite(bits: int) -> None:
+    """Half a step too much would be: then every later difference is infinite, and all is NaN."""
+    before = torch.full((1, 1, 16), 64000.0, dtype=torch.float16)
+    values = before.clone()
+    values[..., 8:] = 0
+    values[..., :8] = 65400
+    memory = before
+    for _ in range(3):
+        memory, arrived = exchange(memory, values, bits)
+        assert memory.isfinite().all()
+        assert arrived.isfinite().all()
+
+
+# Anew
+
+
+def garbage(*shape: int, dtype: torch.dtype) -> Tensor:
+    """What memory may hold before anything was written to it."""
+    found = (1000 * normal(*shape, seed=9)).to(dtype)
+    found[:, ::3, ::5] = float("nan")
+    found[:, 1::3] = float("inf")
+    return found
+
+
+@every_bits
+@every_dtype
+def test_anew_the_values_travel_whatever_is_remembered(bits: int, dtype: torch.dtype) -> None:
+    """Both sides then remember the same, however far apart they were."""
+    values = normal(2, 30, 24).to(dtype)
+    sent, held = normal(2, 30, 24, seed=1).to(dtype), garbage(2, 30, 24, dtype=dtype)
+    coded, remembered, arriving = send(values, sent, bits, is_anew=True)
+    assert torch.equal(coded, encode(values.float(), bits))
+    assert torch.equal(send(values, held, bits, is_anew=True)[0], coded)
+    theirs, arrived = update(held, coded, bits, is_anew=True)
+    assert torch.equal(theirs, remembered)
+    assert torch.equal(arrived, arriving)
+
+
+@every_bits
+@every_dtype
+def test_anew_what_was_decoded_arrives_and_is_remembered(bits: int, dtype: torch.dtype) -> None:
+    """Nothing is added ahead: one value does not tell where it goes."""
+    values = normal(2, 30, 24).to(dtype)
+    decoded = decode(encode(values.float(), bits), 24, bits)[0].to(dtype)
+    remembered, arrived = exchange(torch.ones_like(values), values, bits, is_anew=True)
+    assert remembered.dtype == arrived.dtype == dtype
+    assert torch.equal(arrived, decoded)
+    assert torch.equal(remembered, decoded)
+
+
+@every_bits
+def test_after_a_step_anew_the_difference_to_what_was_decoded_travels(bits: int) -> None:
+    values, later = normal(2, 30, 24), normal(2, 30, 24, seed=1)
+    decoded, _ = decode(encode(values, bits), 24, bits)
+    memory, _ = exchange(torch.ones_like(values), values, bits, is_anew=True)
+    coded, _, _ = send(later, memory, bits)
+    assert torch.equal(coded, encode(later - decoded, bits))
+
+
+@every_bits
+@every_dtype
+def test_anew_a_group_that_is_not_finite_arrives_as_nan_and_leaves_zeros(
+    bits: int, dtype: torch.dtype
+) -> None:
+    """Whatever was remembered of it; other groups are as if it were finite."""
+    values, old = normal(2, 6, 24).to(dtype), garbage(2, 6, 24, dtype=dtype)
+    remembered, arrived = exchange(old, with_broken_groups(values), bits, is_anew=True)
+    assert arrived[IS_BROKEN].isnan().all()
+    assert (remembered[IS_BROKEN] == 0).all()
+    unbroken = exchange(old, values, bits, is_anew=True)
+    for ours, theirs in zip((remembered, arrived), unbroken, strict=True):
+        assert torch.equal(ours[~IS_BROKEN], theirs[~IS_BROKEN])
+
+
+# What is not finite
+
+
+@every_bits
+@every_dtype
+def test_a_group_that_is_not_finite_arrives_as_nan_and_is_not_remembered(
+    bits: int, dtype: torch.dtype
+) -> None:
+    memory, values = normal(2, 6, 24, seed=1).to(dtype), normal(2, 6, 24, seed=2).to(dtype)
+    remembered, arrived = exchange(memory, with_broken_groups(values), bits)
+    assert arrived[IS_BROKEN].isnan().all()
+    assert torch.equal(remembered[IS_BROKEN], memory[IS_BROKEN])
+
+
+@every_bits
+@every_dtype
+def test_other_groups_are_not_harmed_by_one_that_is_not_finite(
+    bits: int, dtype: torch.dtype
+) -> None:
+    memory, values = normal(2, 6, 24, seed=1).to(dtype), normal(2, 6, 24, seed=2).to(dtype)
+    unbroken = exchange(memory, values, bits)
+    for ours, theirs in zip(
+        exchange(memory, with_broken_groups(values), bits), unbroken, strict=True
+    ):
+        assert torch.equal(ours[~IS_BROKEN], theirs[~IS_BROKEN])
+
+
+@every_bits
+def test_after_a_group_that_was_not_finite_all_goes_on_as_if_it_had_not_been(bits: int) -> None:
+    memory, values = normal(2, 6, 24, seed=1), normal(2, 6, 24, seed=2)
+    broken = torch.where(IS_BROKEN.unsqueeze(-1), float("nan"), memory)
+    later, _ = exchange(exchange(memory, broken, bits)[0], values, bits)
+    direct, _ = exchange(memory, values, bits)
+    assert later.isfinite().all()
+    assert torch.equal(later[IS_BROKEN], direct[IS_BROKEN])
+
+
+@every_dtype
+def test_of_values_in_full_what_is_finite_is_remembered(dtype: torch.dtype) -> None:
+    values = normal(2, 6, 24).to(dtype)
+    assert torch.equal(finite_or(values, 0.0), values)
+    broken = with_broken_groups(values)
+    assert torch.equal(finite_or(broken, 0.0), torch.where(broken.isfinite(), broken, 0.0))
+    assert finite_or(broken, 0.0).dtype == dtype
+
+
+@every_dtype
+def test_what_is_not_finite_leaves_what_was_remembered(dtype: torch.dtype) -> None:
+    nan, inf = float("nan"), float("inf")
+    rows, old = torch.tensor([[1.0, nan, inf, -inf], [5.0, 6.0, 7.0, 8.0]], dtype=dtype)
+    assert finite_or(rows, old).tolist() == [1.0, 6.0, 7.0, 8.0]
+    assert finite_or(rows, old).dtype == dtype
+
+
+# The loss
+
+
+def test_the_lost_share_is_energy_left_out_over_energy_sent() -> None:
+    values, arrived = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])
+    assert float(lost_share(values, arrived)) == pytest.approx(1 / 25)
+    assert float(lost_share(values, values)) == 0
+    assert float(lost_share(torch.zeros(2), torch.zeros(2))) == 0
+
+
+@every_bits
+def test_the_lost_share_of_a_first_send_is_the_distortion(bits: int) -> None:
+    values = normal(2, 2000, 32).bfloat16()
+    measured = float(lost_share(values, send_often(values, bits, 1)))
+    assert measured == pytest.approx(distortion(bits), rel=0.25)
+
+
+# Any values
+
+
+@settings(max_examples=25)
+@given(any_group, any_group, st.sampled_from(BITS), st.sampled_from(DTYPES[:2]))
+def test_from_any_memory_what_is_sent_again_and_again_comes_closer(
+    old: list[float], new: list[float], bits: int, dtype: torch.dtype
+) -> None:
+    """However far away both are, and whatever is cut off on the way."""
+    size = min(len(old), len(new))
+    memory = torch.tensor([[old[:size]]], dtype=dtype) / 2**10
+    values = torch.tensor([[new[:size]]], dtype=dtype) / 2**10
+    first = float((values.float() - memory.float()).abs().max())
+    for _ in range(150):
+        memory, arrived = exchange(memory, values, bits)
+        assert arrived.isfinite().all()
+    off = float((values.float() - arrived.float()).abs().max())
+    rounding = float(values.abs().max()) * torch.finfo(dtype).eps
+    assert off <= first / 100 + 8 * rounding + SMALLEST_STEP
+
+
+@given(st.data(), st.sampled_from(BITS))
+def test_bytes_of_any_kind_are_decoded_the_same_by_both_sides(
+    data: st.DataObject, bits: int
+) -> None:
+    """Every sequence of bytes stands for something finite or for none: never for something else."""
+    raw = data.draw(st.binary(min_size=code_bytes(bits, 8), max_size=code_bytes(bits, 8)))
+    coded = torch.tensor([list(raw)], dtype=torch.uint8)
+    difference, is_none = decode(coded, 8, bits)
+    assert difference.isfinite().all()
+    assert bool(is_none) == (raw[-1] == NONE)
+    remembered, arrived = update(torch.zeros(1, 1, 8), coded, bits)
+    assert remembered.isfinite().all()
+    assert arrived.isnan().all() if bool(is_none) else torch.equal(arrived, difference)

@@ -1,0 +1,435 @@
+"""Calls of compiled graphs while pictures are denoised: what each carries, and what it remembers.
+
+A compiled graph is a plain function here, which tells the kind of step it was called in.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+from cocodiff_compile.compat import FakeTensorMode
+from cocodiff_compile.v_major.denoising import Denoising, denoising
+from cocodiff_compile.v_major.policy import Adaptive, Fixed, Policy, StepFacts
+from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
+from cocodiff_compile.v_major.travel import IN_FULL, Travel
+
+CODED = Travel.all_in(4)
+ANEW = Travel.all_in(8, is_anew=True)
+FULL_BYTES = 50
+"""That an exact call sends; not those of a call in full, so that both can be told apart."""
+
+pytestmark = pytest.mark.usefixtures("said")
+every_first = pytest.mark.parametrize("first", [IN_FULL, ANEW], ids=str)
+
+
+@dataclass
+class Compiled:
+    """A selective call whose graph doubles its input; what was compiled, and what each call of it
+    was given.
+    """
+
+    policy: Policy = field(default_factory=lambda: Fixed(CODED))
+    budget_bytes: float | None = None
+    num_memories: int = 2
+    compiled: list[Travel | None] = field(default_factory=list)
+    calls: list[tuple[Travel | None, list[Tensor]]] = field(default_factory=list)
+    drift: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.call = SelectiveCall(
+            self._compile, self.policy, "0", (1,), FULL_BYTES, self.budget_bytes
+        )
+
+    def _compile(self, travel: Travel | None) -> Variant:
+        self.compiled.append(travel)
+        count = 0 if travel is None else self.num_memories
+        with FakeTensorMode():
+            fakes = [torch.empty(4, dtype=torch.float16) for _ in range(count)]
+            if count and self.policy.measures_drift:
+                fakes.append(torch.empty(()))
+
+        def run(args: list[Any]) -> Tensor:
+            x, _, *memories = args
+            args.clear()
+            self.calls.append((travel, list(memories)))
+            if memories and self.policy.measures_drift:
+                memories[-1].fill_(self.drift)
+            return 2 * x
+
+        sent_bytes = FULL_BYTES if travel is None else 10 + sum(travel.bits)
+        return Variant(run, tuple(fakes), sent_bytes)
+
+    def __call__(self, weight: Tensor | None = None) -> Travel | None:
+        """What the call carried, checked for its value."""
+        weight = WEIGHT if weight is None else weight
+        assert torch.equal(self.call([torch.ones(2), weight]), torch.full((2,), 2.0))
+        return self.calls[-1][0]
+
+
+WEIGHT, OTHER = torch.ones(3), torch.zeros(3)
+
+
+def kinds(compiled: Compiled, run: Denoising, count: int) -> list[Travel | None]:
+    """What each of some steps carries, one call in each."""
+    found = []
+    for _ in range(count):
+        found.append(compiled())
+        run.step()
+    return found
+
+
+@every_first
+def test_the_first_step_carries_the_first_and_later_ones_are_the_policys(first: Travel) -> None:
+    compiled = Compiled(Fixed(CODED, warm_up=2, refresh=3, first=first))
+    with denoising(num_steps=7) as run:
+        assert kinds(compiled, run, 9) == [
+            first, first, CODED, CODED, first, CODED, CODED, first, first,
+        ]  # fmt: skip
+
+
+def test_a_policy_that_would_choose_otherwise_begins_with_its_first_all_the_same() -> None:
+    compiled = Compiled(Listening(first=ANEW))
+    with denoising(num_steps=7) as run:
+        assert kinds(compiled, run, 3) == [ANEW, CODED, CODED]
+
+
+@every_first
+def test_each_kind_is_compiled_once_and_when_it_is_first_needed(first: Travel) -> None:
+    """What a policy never carries is never compiled."""
+    compiled = Compiled(Fixed(CODED, first=first))
+    with denoising(num_steps=9) as run:
+        assert compiled.compiled == []
+        compiled()
+        assert compiled.compiled == [first]
+        run.step()
+        kinds(compiled, run, 5)
+        assert compiled.compiled == [first, CODED]
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 5)
+        run.step(3)
+        compiled(OTHER)
+    assert compiled.compiled == [first, CODED]
+
+
+def test_a_kind_that_was_added_is_not_compiled() -> None:
+    compiled = Compiled()
+    compiled.call.add_variant(IN_FULL, compiled._compile(IN_FULL))
+    compiled.compiled.clear()
+    with denoising(num_steps=9):
+        assert compiled() == IN_FULL
+    assert compiled.compiled == []
+
+
+def test_memories_are_zeros_made_once_that_every_step_finds_again() -> None:
+    compiled = Compiled()
+    with denoising(num_steps=9) as run:
+        compiled()
+        (memories,) = (item for _, item in compiled.calls)
+        assert [item.tolist() for item in memories] == [[0.0] * 4] * 2
+        assert {item.dtype for item in memories} == {torch.float16}
+        run.step()
+        kinds(compiled, run, 3)
+        for _, later in compiled.calls:
+            assert all(mine is first for mine, first in zip(later, memories, strict=True))
+
+
+@pytest.mark.parametrize("end", ["leave", "fail", "reset"])
+def test_memories_are_freed_at_the_end_of_a_picture(end: str) -> None:
+    compiled = Compiled()
+    references = []
+    try:
+        with denoising(num_steps=9) as run:
+            kinds(compiled, run, 2)
+            references = [weakref.ref(item) for item in compiled.calls[0][1]]
+            compiled.calls.clear()
+            gc.collect()
+            assert all(item() is not None for item in references)
+            if end == "fail":
+                raise KeyError("from the loop")
+            if end == "reset":
+                run.reset()
+                gc.collect()
+                assert all(item() is None for item in references)
+    except KeyError:
+        assert end == "fail"
+    gc.collect()
+    assert len(references) == 2
+    assert all(item() is None for item in references)
+
+
+@every_first
+def test_a_new_picture_begins_with_the_first_and_memories_of_its_own(first: Travel) -> None:
+    compiled = Compiled(Fixed(CODED, first=first))
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 3)
+        before = compiled.calls[0][1]
+        run.reset()
+        assert kinds(compiled, run, 2) == [first, CODED]
+        assert compiled.calls[-1][1][0] is not before[0]
+
+
+def _memories_of_step(calls: Sequence[Callable[[], Any]], compiled: Compiled) -> list[int]:
+    compiled.calls.clear()
+    for call in calls:
+        call()
+    return [id(memories[0]) for _, memories in compiled.calls]
+
+
+def test_branches_blocks_and_repeated_calls_remember_apart() -> None:
+    compiled = Compiled()
+    with denoising(num_steps=9) as run:
+
+        def in_branch(name: str) -> None:
+            with run.branch(name):
+                compiled()
+
+        calls: list[Callable[[], Any]] = [
+            compiled,
+            lambda: compiled(OTHER),
+            compiled,
+            lambda: in_branch("cond"),
+            lambda: in_branch("uncond"),
+            lambda: in_branch("cond"),
+        ]
+        first = _memories_of_step(calls, compiled)
+        assert len(set(first)) == len(calls)
+        assert {travel for travel, _ in compiled.calls} == {IN_FULL}
+        for _ in range(2):
+            run.step()
+            assert _memories_of_step(calls, compiled) == first
+            assert {travel for travel, _ in compiled.calls} == {CODED}
+
+
+def test_graphs_remember_apart() -> None:
+    one, two = Compiled(), Compiled()
+    with denoising(num_steps=9):
+        one()
+        two()
+        assert one.calls[0][1][0] is not two.calls[0][1][0]
+
+
+@every_first
+def test_a_call_that_is_new_in_a_later_step_carries_the_first_once(first: Travel) -> None:
+    compiled = Compiled(Fixed(CODED, first=first))
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 2)
+        assert [compiled(), compiled(OTHER)] == [CODED, first]
+        run.step()
+        assert [compiled(), compiled(OTHER)] == [CODED, CODED]
+
+
+@every_first
+@pytest.mark.parametrize("index", [0, 1, 2, 4, 7])
+def test_after_a_step_left_out_or_again_all_carries_the_first_once(
+    index: int, first: Travel
+) -> None:
+    """Also if it is the same step again."""
+    compiled = Compiled(Fixed(CODED, first=first))
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 2) == [first, CODED]
+        assert compiled() == CODED
+        run.step(index)
+        assert [compiled(), compiled()] == [first, first]
+        run.step()
+        assert compiled() == CODED
+
+
+def test_nested_runs_do_not_mix() -> None:
+    compiled = Compiled()
+    with denoising(num_steps=9) as outer:
+        assert kinds(compiled, outer, 2) == [IN_FULL, CODED]
+        mine = compiled.calls[-1][1]
+        with denoising(num_steps=9) as inner:
+            assert kinds(compiled, inner, 2) == [IN_FULL, CODED]
+            assert compiled.calls[-1][1][0] is not mine[0]
+        assert compiled() == CODED
+        assert compiled.calls[-1][1][0] is mine[0]
+
+
+def test_outside_of_a_block_all_is_exact_and_that_is_said_once(said: Callable[[str], int]) -> None:
+    compiled = Compiled()
+    assert [compiled(), compiled()] == [None, None]
+    assert compiled.compiled == [None]
+    assert all(memories == [] for _, memories in compiled.calls)
+    assert said("outside of `with cocodiff_compile.denoising") == 1
+    with denoising(num_steps=2):
+        assert compiled() == IN_FULL
+    assert compiled() is None
+    assert said("outside of `with cocodiff_compile.denoising") == 1
+
+
+def test_a_call_of_another_model_is_outside_of_a_pipelines_block() -> None:
+    transformer = nn.Linear(2, 2)
+    pipe = SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=transformer)
+    compiled = Compiled()
+    with denoising(pipe):
+        assert compiled(transformer.weight) == IN_FULL
+        assert compiled(WEIGHT) is None
+
+
+ONE_MEMORY_BYTES = 2 * 4 * 2
+"""Of one call: two tensors of four elements of two bytes."""
+
+
+@every_first
+def test_what_exceeds_the_budget_is_exact_and_that_is_said_once(
+    first: Travel, said: Callable[[str], int]
+) -> None:
+    compiled = Compiled(Fixed(CODED, first=first), budget_bytes=2 * ONE_MEMORY_BYTES)
+    with denoising(num_steps=9) as run:
+        for kind in (first, CODED, CODED):
+            assert [compiled(), compiled(OTHER), compiled()] == [kind, kind, None]
+            run.step()
+        assert len(run.memories) == 2
+        assert run.memory_bytes == 2 * ONE_MEMORY_BYTES
+    assert compiled.compiled == [first, None, CODED]
+    assert said("exceed the memory budget") == 1
+
+
+def test_a_budget_that_is_just_enough_is_kept_quietly(said: Callable[[str], int]) -> None:
+    compiled = Compiled(budget_bytes=ONE_MEMORY_BYTES)
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 2) == [IN_FULL, CODED]
+        run.reset()
+        assert kinds(compiled, run, 2) == [IN_FULL, CODED]
+    assert said("") == 0
+
+
+def test_all_graphs_of_a_run_share_the_budget() -> None:
+    one, two = (Compiled(budget_bytes=ONE_MEMORY_BYTES * 1.5) for _ in range(2))
+    with denoising(num_steps=9):
+        assert [one(), two()] == [IN_FULL, None]
+
+
+def test_a_step_is_recorded_with_the_bytes_of_its_calls() -> None:
+    """A rank sends 10 bytes in full here, 26 coded, and 50 where there is no room to remember."""
+    compiled = Compiled(budget_bytes=2 * ONE_MEMORY_BYTES)
+    with denoising(num_steps=9) as run:
+        for _ in range(2):
+            compiled()
+            compiled(OTHER)
+            compiled(OTHER)
+            run.step()
+        run.reset()
+        compiled()
+    sent = [(item.step, item.travel, item.calls, item.sent_bytes) for item in run.history]
+    assert sent == [(0, "in full", 3, 70), (1, str(CODED), 3, 102), (0, "in full", 1, 10)]
+    assert [item.full_bytes for item in run.history] == [150, 150, 50]
+    used = [item.memory_bytes for item in run.history]
+    assert used == [2 * ONE_MEMORY_BYTES, 2 * ONE_MEMORY_BYTES, ONE_MEMORY_BYTES]
+
+
+def test_a_first_step_anew_is_recorded_as_what_it_carried() -> None:
+    """A rank sends 42 bytes in eight bits here; what an exact call sends needs no step of it."""
+    compiled = Compiled(Fixed(CODED, first=ANEW))
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 2)
+    found = [(item.travel, item.sent_bytes, item.full_bytes) for item in run.history]
+    assert found == [("8 bits, anew", 42, FULL_BYTES), ("4 bits", 26, FULL_BYTES)]
+
+
+# What the policy hears
+
+
+@dataclass
+class Listening:
+    """A policy that keeps what it was told."""
+
+    heard: list[StepFacts] = field(default_factory=list)
+    measures_drift: bool = True
+    first: Travel = IN_FULL
+    usual: Travel = CODED
+
+    @property
+    def travels(self) -> tuple[Travel, ...]:
+        return (self.first, self.usual)
+
+    def choose(self, facts: StepFacts) -> Travel:
+        self.heard.append(facts)
+        return CODED
+
+
+@every_first
+def test_the_policy_is_asked_once_per_step_and_told_the_last_drift(first: Travel) -> None:
+    """A first step has none: what it loses tells nothing of how much a step changes."""
+    policy = Listening(first=first)
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        for step in range(3):
+            compiled.drift = 0.5 + step
+            compiled()
+            compiled.drift = 1.5 + step
+            compiled(OTHER)
+            run.step()
+    assert policy.heard == [
+        StepFacts(1, 9, None, first),
+        StepFacts(2, 9, 2.0, CODED),
+    ]
+
+
+def test_a_policy_that_measures_nothing_hears_of_no_drift() -> None:
+    policy = Listening(measures_drift=False)
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 2)
+    assert [item.drift for item in policy.heard] == [None]
+
+
+def test_the_drift_is_that_of_the_last_step_only() -> None:
+    """A branch that is not called any more has lost nothing in it."""
+    policy = Listening()
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        compiled.drift = 0.5
+        with run.branch("only once"):
+            compiled()
+        for drift in (0.5, 4.0, 4.0):
+            compiled.drift = drift
+            compiled()
+            run.step()
+    assert [item.drift for item in policy.heard] == [None, 4.0]
+
+
+@every_first
+def test_a_call_that_is_new_in_a_coded_step_adds_nothing_to_its_drift(first: Travel) -> None:
+    policy = Listening(first=first)
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 1)
+        compiled.drift = 4.0
+        compiled()
+        compiled.drift = 100.0
+        assert compiled(OTHER) == first
+        run.step()
+        compiled()
+    assert [item.drift for item in policy.heard] == [None, 4.0]
+
+
+@pytest.mark.parametrize(("drift", "bits"), [(1e-12, 1), (1.0, 8), (float("nan"), 8)])
+@pytest.mark.parametrize(("target", "first"), [(40.0, ANEW), (90.0, IN_FULL)])
+def test_an_adaptive_call_takes_more_bits_the_more_is_lost(
+    drift: float, bits: int, target: float, first: Travel
+) -> None:
+    policy = Adaptive(target)
+    compiled = Compiled(policy, drift=drift)
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 3) == [first, policy.usual, Travel.all_in(bits)]
+
+
+@pytest.mark.parametrize("policy", [Fixed(CODED), Fixed(CODED, first=ANEW), Adaptive(40.0)])
+def test_a_graph_whose_exchanges_are_all_declined_runs_in_every_step(policy: Policy) -> None:
+    """It remembers nothing, not even a drift."""
+    compiled = Compiled(policy, num_memories=0)
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 3)[0] == policy.first
+    assert all(memories == [] for _, memories in compiled.calls)
