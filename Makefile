@@ -44,7 +44,7 @@ bench-quality: $(STAMP)
 # The same over slow links, timed: whole runs of 20 steps.
 bench-v-major: $(STAMP)
 	$(BIN)/cocodiff quality --shares 75,90 --dtype bf16 --steps 20 --batch 8 \
-		--policies paper,int4,int2,adaptive40 --out build/v-major
+		--policies int2from8,int3from8 --out build/v-major
 
 bench-own-cost: $(STAMP)
 	$(BIN)/python -m benchmarks.own_cost

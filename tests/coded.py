@@ -7,7 +7,16 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import BITS, send, update
+from cocodiff_compile.graph.delta_code import (
+    BITS,
+    NONE,
+    difference_of,
+    pack,
+    quantize,
+    send,
+    unpack,
+    update,
+)
 
 GROUPS = (8, 24, 32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,6 +34,25 @@ any_group = st.sampled_from(GROUPS[:3]).flatmap(
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def encode(difference: Tensor, bits: int) -> Tensor:
+    """Bytes of a difference without spreads: [P, n, G] -> [P, n*G*bits/8 + n]."""
+    return pack(*quantize(difference, bits), bits)
+
+
+def decode(coded: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
+    """What `encode` coded: the difference, [P, n, G], and which groups are none, [P, n, 1]."""
+    number, code = unpack(coded, group, bits)
+    return difference_of(number, code, bits), code == NONE
+
+
+def decode_message(message: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
+    """The same of all that one rank sends to another, whose last bytes are spreads."""
+    scaled, is_none = decode(message[:, :-group], group, bits)
+    code = message[:, None, -group:].double()
+    spread = torch.exp2(torch.floor(code / 8) - 20) * (1 + (code % 8) / 8)
+    return (scaled.double() * spread).float(), is_none
 
 
 def with_broken_groups(values: Tensor) -> Tensor:

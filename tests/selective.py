@@ -124,8 +124,9 @@ def model(name: str) -> Captured:
 
 @functools.cache
 def in_chunks(name: str) -> Captured:
+    whole = model(name)
     with fake_ranks(NUM_RANKS):
-        return model(name).after(ChunkHeads(2).run)
+        return whole.after(ChunkHeads(2).run)
 
 
 def idiom(name: str, num_ranks: int = NUM_RANKS) -> Captured:
@@ -323,22 +324,32 @@ def code_by_contract(
     values: Tensor, memory: Tensor, bits: int, group: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered of coded values from now on, and what arrives: in float64, without a byte.
-    Both in groups, [n, group]. Anew is like to one that has nothing, and nothing goes ahead.
+    Both in groups, [P, n, group]. Anew is like to one that has nothing, and nothing goes ahead.
     """
-    old = (torch.zeros_like(memory) if is_anew else memory).reshape(-1, group)
-    difference = (values.reshape(-1, group).float() - old.float()).double()
+    shape = (NUM_RANKS, -1, group)
+    old = (torch.zeros_like(memory) if is_anew else memory).reshape(shape)
+    whole = values.reshape(shape).float() - old.float()
+    spread = _spread(whole)
+    difference = (whole * (1 / spread).float()).double()
     half = 2 ** (bits - 1)
     if bits == 8:
         wanted = difference.abs().amax(-1, keepdim=True) / (half - 0.5)
     else:
         wanted = difference.square().mean(-1, keepdim=True).sqrt() * STEP_OVER_RMS[bits]
     step = _next_step(wanted)
-    coded = (torch.floor(difference / step).clamp(-half, half - 1) + 0.5) * step
+    coded = (torch.floor(difference / step).clamp(-half, half - 1) + 0.5) * step * spread
     ahead = 0.0 if is_anew else AHEAD
     expected = (old.double() + (1 + ahead) * coded).float().to(memory.dtype)
     arrived = (old.double() + coded).float().to(memory.dtype)
     is_finite = difference.isfinite().all(-1, keepdim=True)
     return torch.where(is_finite, expected, old), torch.where(is_finite, arrived, float("nan"))
+
+
+def _spread(difference: Tensor) -> Tensor:
+    """Of each place of a group over all groups to one rank, over that of all places."""
+    finite = difference.nan_to_num(0.0, 0.0, 0.0)
+    square = (finite * finite).mean(1, keepdim=True)
+    return _next_step((square / (square.mean(-1, keepdim=True) + 1e-30)).sqrt())
 
 
 def _next_step(wanted: Tensor) -> Tensor:

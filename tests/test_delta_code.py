@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import BITS, NONE, code_bytes, decode, distortion, encode
+from cocodiff_compile.graph.delta_code import BITS, NONE, code_bytes, distortion
 from tests.coded import (
     GROUPS,
     IS_BROKEN,
     SMALLEST_STEP,
     any_group,
+    decode,
+    encode,
     every_bits,
     every_group,
     normal,

@@ -165,6 +165,7 @@ def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore
             "name": name,
             "distances": [item.to_json() for item in distances(pictures, exact)],
             "seconds": [2.0, 4.0] if name == "exact" else [1.0, 1.0],
+            "counted_bytes": [60, 80] if sent else [350],
             "sent_bytes": sent,
             "full_bytes": 100 if sent else 0,
             "kinds": {"4 bits": 3} if sent else {},
@@ -179,6 +180,7 @@ def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore
     assert saved(result["ways"][1]) == 4.0
     row = format_quality(result).splitlines()[-1]
     assert "1/4.00" in row
+    assert "1/5.00" in row  # as counted
     assert "40.0" in row
     assert "3.00x" in row
     assert "3 4 bits" in row

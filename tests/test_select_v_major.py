@@ -33,6 +33,7 @@ from tests.selective import (
     every_model,
     exchanged,
     idiom,
+    in_chunks,
     kinds_of_models,
     model,
     num_gathers,
@@ -178,7 +179,7 @@ def _largest_difference(ours: Sequence[Sequence[Tensor]], exact: Sequence[Sequen
 
 
 @kinds_of_models(*map(Travel.all_in, BITS), ANEW, MIXED)
-def test_as_many_bytes_travel_as_bits_and_one_byte_per_head_of_a_token(
+def test_bytes_are_those_of_bits_of_steps_per_head_of_a_token_and_of_spreads(
     name: str, travel: Travel
 ) -> None:
     base = model(name)
@@ -194,7 +195,7 @@ def test_as_many_bytes_travel_as_bits_and_one_byte_per_head_of_a_token(
         base.pieces, pieces, bits_of_pieces(base, travel), base.groups(), strict=True
     ):
         elements = bound(before.start)["input"].meta["val"].numel()
-        coded = elements // group * (group * bits // 8 + 1)
+        coded = elements // group * (group * bits // 8 + 1) + NUM_RANKS * group
         travelling = size_bytes(bound(after.start)["input"])
         assert travelling == after.size_bytes == (coded if bits != FULL else before.size_bytes)
 
@@ -209,7 +210,7 @@ def test_one_exchange_of_several_roles_takes_the_most_that_any_asks_for() -> Non
         assert found is not None
         before, after = base.pieces[0], found.sites[0].q.exchange
         elements = bound(before.start)["input"].meta["val"].numel()
-        coded = elements // 8 * (expected + 1)
+        coded = elements // 8 * (expected + 1) + NUM_RANKS * 8
         assert after.size_bytes == (before.size_bytes if expected == FULL else coded)
 
 
@@ -241,6 +242,14 @@ def test_every_spelling_of_ulysses_gives_what_the_contract_says(name: str) -> No
             assert differing_share(ours, theirs) <= (0 if kind.is_full else 0.02)
         rest = selective.with_results(inputs, step.results)
         assert equal_on_every_rank(step.outputs, rest.outputs)
+
+
+@kinds_of_models(Travel.all_in(2), ANEW, MIXED)
+def test_chunks_of_heads_give_what_the_contract_says(name: str, travel: Travel) -> None:
+    """Each is a message with spreads of its own."""
+    chunked = Selective(in_chunks(name), IN_FULL, travel, LEANING)
+    assert len(chunked.base.pieces) == 2 * len(model(name).pieces)
+    assert_by_contract(chunked, IN_FULL, travel, travel)
 
 
 # Anew
@@ -319,7 +328,9 @@ def test_anew_a_group_that_is_not_finite_leaves_zeros_on_both_sides() -> None:
         for rank, ((sent, _), (expected, _)) in enumerate(zip(ours, theirs, strict=True)):
             is_none = ~step.packed[piece][rank].view_as(sent).isfinite().all(-1, keepdim=True)
             assert bool(is_none.any()) == (rank == 2)
-            assert torch.equal(sent, torch.where(is_none, 0.0, expected))
+            assert (sent[is_none.expand_as(sent)] == 0).all()
+            mended = torch.where(is_none, 0.0, expected)
+            torch.testing.assert_close(sent, mended, atol=0.05, rtol=0.02)
 
 
 # Drift
@@ -391,16 +402,17 @@ def test_what_is_not_finite_arrives_and_is_gone_a_step_later(
 
 
 @pytest.mark.parametrize("travel", [LEANING, ANEW], ids=str)
-def test_groups_that_are_finite_arrive_as_if_all_were(travel: Travel) -> None:
+def test_groups_that_are_finite_arrive_by_the_contract_beside_others(travel: Travel) -> None:
     """In the first exchanges, which no other one comes before."""
-    clean, broken = (Selective(model("sd3"), IN_FULL, travel, LEANING) for _ in range(2))
-    first, second = clean.base.inputs(2)
-    for selective in (clean, broken):
-        selective.step(IN_FULL, first)
-    whole = clean.step(travel, second)
-    holed = broken.step(travel, with_broken_element(second, clean.base.names, float("nan")))
+    selective = Selective(model("sd3"), IN_FULL, travel, LEANING)
+    memories = _nothing_sent(selective)
+    first, second = selective.base.inputs(2)
+    expected_messages(selective.step(IN_FULL, first), selective, IN_FULL, memories)
+    broken = with_broken_element(second, selective.base.names, float("nan"))
+    step = selective.step(travel, broken)
+    messages = expected_messages(step, selective, travel, memories)
+    expected = selective.with_messages(broken, messages)
     for piece in range(3):
-        for ours, theirs in zip(holed.results[piece], whole.results[piece], strict=True):
-            is_nan = ours.isnan()
-            assert 0 < is_nan.float().mean() < 0.5
-            assert torch.equal(ours[~is_nan], theirs[~is_nan])
+        ours, theirs = step.results[piece], expected.results[piece]
+        assert all(0 < mine.isnan().float().mean() < 0.5 for mine in ours)
+        assert differing_share(ours, theirs) <= 0.001

@@ -69,16 +69,6 @@ def test_where_nothing_is_to_be_remembered_the_graph_stays_to_the_letter() -> No
 # With other passes
 
 
-@kinds_of_models(Travel.all_in(2), ANEW, MIXED)
-def test_chunks_of_heads_carry_the_same_bit_for_bit(name: str, travel: Travel) -> None:
-    """A head of a token is coded for itself: it does not matter what it travels with."""
-    whole = Selective(model(name), IN_FULL, travel, MIXED)
-    chunked = Selective(in_chunks(name), IN_FULL, travel, MIXED)
-    assert len(chunked.base.pieces) == 2 * len(whole.base.pieces)
-    steps = zip(outputs_of_steps(whole, travel), outputs_of_steps(chunked, travel), strict=True)
-    assert all(equal_on_every_rank(ours, theirs) for ours, theirs in steps)
-
-
 @kinds_of_models(IN_FULL, ANEW, Travel.all_in(4), MIXED)
 def test_phases_carry_the_same_bit_for_bit(name: str, travel: Travel) -> None:
     chunked = in_chunks(name)

@@ -118,8 +118,8 @@ def test_of_some_tokens_as_many_bytes_travel_as_they_have(name: str) -> None:
             bits = travel.bits_of()[old.role]
             share = 1 if old.role == "o" else (tokens - tokens // 2) / tokens
             group, whole = int(old.head_size), int(old.exchange.size_bytes)
-            coded = whole // (4 * group) * (group * bits // 8 + 1)
-            assert new.exchange.size_bytes == share * (whole if bits == FULL else coded)
+            coded = share * (whole // (4 * group)) * (group * bits // 8 + 1) + NUM_RANKS * group
+            assert new.exchange.size_bytes == (share * whole if bits == FULL else coded)
 
 
 @pytest.mark.parametrize("first", [IN_FULL, Travel.all_in(8, is_anew=True)], ids=str)

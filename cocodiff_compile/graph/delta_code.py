@@ -7,15 +7,20 @@ Elements are taken in groups of one head of one token. A group travels as one un
     step     2**e * (1 + m/8), e in -20..11, as e * 8 + m in a byte; NONE for a group that is not
              finite: the receiver takes it for NaN, and neither side remembers it
 
+Places in a head differ in how much they change, by rotary frequency and by weights: differences are
+divided by the spread of their place over all groups of a message first, which travels as one byte
+per place, like a step. That is worth 4 to 5 dB with 2 bits on the small trained model.
+
 Sender and receiver turn bytes into numbers by the same exact arithmetic, so that both remember the
 same: what the next value is expected to be. That is this value and AHEAD of its difference to what
 was expected, since what changed one way goes on doing so. What the code leaves of a difference is
-part of the next one: errors do not add up.
+part of the next one: errors do not add up. They need not vanish either: with 2 bits a value that
+stays may be passed by turns from both sides.
 
     difference = value - memory      arrives: memory + decoded      memory += (1 + AHEAD) * decoded
     anew:        value               arrives: decoded               memory = decoded
 
-    difference [P, n, G] -> bytes [P, n*G*bits/8 + n] -> difference, as decoded [P, n, G]
+    difference [P, n, G] -> bytes [P, n*G*bits/8 + n + G] -> difference, as decoded [P, n, G]
 
 Plain functions of tensors: passes trace them into graphs, tests call them.
 """
@@ -57,17 +62,9 @@ def code_bytes(bits: int, group: int) -> int:
     return group * bits // 8 + 1
 
 
-def encode(difference: Tensor, bits: int) -> Tensor:
-    """Bytes of a float32 difference: [P, n, G] -> [P, n*G*bits/8 + n]."""
-    return pack(*quantize(difference, bits), bits)
-
-
-def decode(coded: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
-    """What `encode` coded: the difference as float32, [P, n, G], and which groups are none,
-    [P, n, 1].
-    """
-    number, code = unpack(coded, group, bits)
-    return difference_of(number, code, bits), code == NONE
+def message_bytes(bits: int, group: int, num_groups: int) -> int:
+    """Bytes that one rank sends to another, the spreads' included."""
+    return num_groups * code_bytes(bits, group) + group
 
 
 def send(
@@ -75,15 +72,30 @@ def send(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bytes to send, what is remembered from now on, and what will arrive."""
     expected = 0.0 if is_anew else memory.to(torch.float32)
-    number, code = quantize(values.to(torch.float32) - expected, bits)
-    return pack(number, code, bits), *advance(memory, number, code, bits, is_anew)
+    difference = values.to(torch.float32) - expected
+    spread = _in_memory(spread_code(difference))
+    number, code = quantize(difference * _in_memory(1 / _step(spread)), bits)
+    coded = torch.cat([pack(number, code, bits), spread.flatten(1)], 1)
+    return coded, *advance(memory, number, code, spread, bits, is_anew)
 
 
 def update(
     memory: Tensor, coded: Tensor, bits: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
-    return advance(memory, *unpack(coded, memory.shape[-1], bits), bits, is_anew)
+    group = memory.shape[-1]
+    number, code = unpack(coded[:, :-group], group, bits)
+    return advance(memory, number, code, coded[:, None, -group:], bits, is_anew)
+
+
+def spread_code(difference: Tensor) -> Tensor:
+    """How much each place of a group varies over all groups, over the mean of all places: as codes
+    of steps, [P, 1, G]. Of what is not finite nothing counts.
+    """
+    known = torch.where(difference.abs() < float("inf"), difference, 0.0)
+    square = (known * known).mean(1, keepdim=True)
+    spread = (square / (square.mean(-1, keepdim=True) + 1e-30)).sqrt()
+    return _nearest_code(spread).to(torch.uint8)
 
 
 def quantize(difference: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -123,12 +135,12 @@ def difference_of(number: Tensor, code: Tensor, bits: int) -> Tensor:
 
 
 def advance(
-    memory: Tensor, number: Tensor, code: Tensor, bits: int, is_anew: bool = False
+    memory: Tensor, number: Tensor, code: Tensor, spread: Tensor, bits: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
     if is_anew:
         memory = torch.zeros_like(memory)
-    difference = difference_of(number, code, bits)
+    difference = difference_of(number, code, bits) * _in_memory(_step(spread))
     is_none = code == NONE
     old, most = memory.to(torch.float32), torch.finfo(memory.dtype).max
     ahead = 0.0 if is_anew else AHEAD
@@ -159,11 +171,14 @@ def _in_memory(values: Tensor) -> Tensor:
 def _step_code(difference: Tensor, bits: int) -> Tensor:
     """[P, n, 1]"""
     largest = difference.abs().amax(-1, keepdim=True)
-    wanted = _wanted_step(difference, largest, bits)
-    eighths = wanted.to(torch.bfloat16).view(torch.int16).to(torch.int32)
-    eighths = (eighths + 15) >> 4  # upwards, so that what fits the wanted step fits the coded one
-    code = (eighths - _BIAS).clamp(0, NONE - 1)
+    code = _nearest_code(_wanted_step(difference, largest, bits))
     return torch.where(largest < float("inf"), code, NONE).to(torch.uint8)
+
+
+def _nearest_code(wanted: Tensor) -> Tensor:
+    """Of the next larger step, so that what fits the wanted one fits the coded one."""
+    eighths = wanted.to(torch.bfloat16).view(torch.int16).to(torch.int32)
+    return (((eighths + 15) >> 4) - _BIAS).clamp(0, NONE - 1)
 
 
 def _wanted_step(difference: Tensor, largest: Tensor, bits: int) -> Tensor:

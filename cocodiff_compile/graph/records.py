@@ -70,7 +70,12 @@ class Exchange:
         chunks = tuple(chunk.with_pieces(rewritten) for chunk in self.chunks)
         result = chunks[0].result if self.way == "in" else self.result
         return replace(
-            self, start=chunks[0].start, wait=chunks[-1].wait, result=result, chunks=chunks
+            self,
+            start=chunks[0].start,
+            wait=chunks[-1].wait,
+            result=result,
+            size_bytes=sum(chunk.size_bytes for chunk in chunks),
+            chunks=chunks,
         )
 
     @property

@@ -147,6 +147,7 @@ def format_quality(result: dict[str, Any]) -> str:
     headers = (
         "policy",
         "bytes",
+        "on the wire",
         "PSNR dB mean",
         "least",
         "SSIM mean",
@@ -166,6 +167,7 @@ def _row(way: dict[str, Any], exact: dict[str, Any]) -> Sequence[object]:
     return (
         way["name"],
         f"1/{saved(way):.2f}",
+        _on_the_wire(way, exact),
         f"{mean(psnrs):.1f}",
         f"{min(psnrs):.1f}",
         f"{mean(item['ssim'] for item in way['distances']):.4f}",
@@ -175,6 +177,13 @@ def _row(way: dict[str, Any], exact: dict[str, Any]) -> Sequence[object]:
         f"{way['memory_bytes'] / 2**20:.1f}",
         kinds or "exact",
     )
+
+
+def _on_the_wire(way: dict[str, Any], exact: dict[str, Any]) -> str:
+    """The same, as the busiest node's interface counted it, where there is one."""
+    if not way["counted_bytes"]:
+        return "-"
+    return f"1/{median(exact['counted_bytes']) / median(way['counted_bytes']):.2f}"
 
 
 def saved(way: dict[str, Any]) -> float:
