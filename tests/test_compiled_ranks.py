@@ -116,7 +116,7 @@ def _every_plan(rank: int, num_ranks: int, file: str) -> dict[str, bool]:
     return equal
 
 
-@pytest.mark.parametrize("num_ranks", AXES)
+@pytest.mark.parametrize("num_ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_plan_over_real_messages(num_ranks: int, tmp_path: Path) -> None:
     file = tmp_path / "grid.json"
     _write_topology(file, AXES[num_ranks])

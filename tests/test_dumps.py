@@ -66,7 +66,7 @@ def test_every_file_of_a_dump_is_there_and_runs(tmp_path: Path) -> None:
     assert f"(1, 4, {WIDTH})" in _run(folder / "06_schedule-v-first.py")
 
 
-@pytest.mark.parametrize("name", ["flux", "z-image"])
+@pytest.mark.parametrize("name", ["flux", pytest.param("z-image", marks=pytest.mark.slow)])
 def test_the_dump_of_a_public_model_over_a_part_of_the_world_runs(
     tmp_path: Path, name: str
 ) -> None:

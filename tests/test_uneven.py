@@ -183,22 +183,28 @@ def _varying(
     }
 
 
-COMPILED = [("flux", 6, 45, 23), ("sd3", 4, 45, 23)]
-AS_ONE = [("sd3",)]
-BY_BLOCK = [("flux",), ("qwen-image",)]
+COMPILED: dict[str, list[Case]] = {"inductor": [("sd3", 4, 45, 23)], "as one": [("sd3",)]}
+COMPILED_SLOWLY: dict[str, list[Case]] = {
+    "inductor": [("flux", 6, 45, 23)],
+    "by block": [("flux",), ("qwen-image",)],
+}
+KINDS = {"inductor": _compiled, "as one": _as_one, "by block": _by_block}
 
 
-def _all_compiled(_rank: int, _num_ranks: int) -> dict[str, dict[Case, Any]]:
-    return {
-        "inductor": _per_case(_compiled, COMPILED),
-        "as one": _per_case(_as_one, AS_ONE),
-        "by block": _per_case(_by_block, BY_BLOCK),
-    }
+def _all_compiled(
+    _rank: int, _num_ranks: int, cases: dict[str, list[Case]]
+) -> dict[str, dict[Case, Any]]:
+    return {kind: _per_case(KINDS[kind], some) for kind, some in cases.items()}
 
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, dict[Case, Any]]]:
-    return run_local_ranks(_all_compiled, NUM_RANKS, timeout_s=900)
+    return run_local_ranks(_all_compiled, NUM_RANKS, COMPILED, timeout_s=900)
+
+
+@pytest.fixture(scope="module")
+def compiled_slowly() -> list[dict[str, dict[Case, Any]]]:
+    return run_local_ranks(_all_compiled, NUM_RANKS, COMPILED_SLOWLY, timeout_s=900)
 
 
 def _each_rank(compiled: list[dict[str, dict[Case, Any]]], kind: str, case: Case) -> list[Any]:
@@ -209,9 +215,21 @@ def _each_rank(compiled: list[dict[str, dict[Case, Any]]], kind: str, case: Case
 
 @pytest.mark.gloo
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", COMPILED, ids=str)
-def test_it_compiles_in_one_graph_and_equals_inductor(compiled: Any, case: Case) -> None:
-    for result in _each_rank(compiled, "inductor", case):
+@pytest.mark.parametrize(
+    ("by", "case"),
+    [
+        *(("compiled", case) for case in COMPILED["inductor"]),
+        *(
+            pytest.param("compiled_slowly", case, marks=pytest.mark.slow)
+            for case in COMPILED_SLOWLY["inductor"]
+        ),
+    ],
+    ids=str,
+)
+def test_it_compiles_in_one_graph_and_equals_inductor(
+    request: pytest.FixtureRequest, by: str, case: Case
+) -> None:
+    for result in _each_rank(request.getfixturevalue(by), "inductor", case):
         assert result["bit for bit"]
         assert result["difference"] <= INDUCTOR_ERROR
         assert result["sites"] == [result["attentions"]]
@@ -219,7 +237,7 @@ def test_it_compiles_in_one_graph_and_equals_inductor(compiled: Any, case: Case)
 
 @pytest.mark.gloo
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", AS_ONE, ids=str)
+@pytest.mark.parametrize("case", COMPILED["as one"], ids=str)
 def test_one_compiled_model_takes_tokens_that_divide_and_that_do_not(
     compiled: Any, case: Case
 ) -> None:
@@ -231,10 +249,11 @@ def test_one_compiled_model_takes_tokens_that_divide_and_that_do_not(
 
 
 @pytest.mark.gloo
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", BY_BLOCK, ids=str)
-def test_blocks_compiled_one_by_one_follow_the_padding(compiled: Any, case: Case) -> None:
-    for result in _each_rank(compiled, "by block", case):
+@pytest.mark.parametrize("case", COMPILED_SLOWLY["by block"], ids=str)
+def test_blocks_compiled_one_by_one_follow_the_padding(compiled_slowly: Any, case: Case) -> None:
+    for result in _each_rank(compiled_slowly, "by block", case):
         assert result["difference"] < 1e-5
         assert set(result["sites"]) == {1}
         first, second, again = result["graphs"]
