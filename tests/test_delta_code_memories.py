@@ -320,11 +320,18 @@ def test_the_lost_share_of_a_first_send_is_the_distortion(bits: int) -> None:
 
 
 @settings(max_examples=10)
-@given(any_group, any_group, st.sampled_from(BITS), st.sampled_from(DTYPES[:2]))
+@given(
+    any_group,
+    any_group,
+    st.sampled_from([bits for bits in BITS if bits != 2]),
+    st.sampled_from(DTYPES[:2]),
+)
 def test_from_any_memory_what_is_sent_again_and_again_comes_closer(
     old: list[float], new: list[float], bits: int, dtype: torch.dtype
 ) -> None:
-    """However far away both are, and whatever is cut off on the way; with 2 bits, not farther."""
+    """However far away both are, and whatever is cut off on the way. Not so with 2 bits: elements
+    that all differ alike are passed by turns from both sides, and may go farther for a while.
+    """
     size = min(len(old), len(new))
     memory = torch.tensor([[old[:size]]], dtype=dtype) / 2**10
     values = torch.tensor([[new[:size]]], dtype=dtype) / 2**10
@@ -334,8 +341,7 @@ def test_from_any_memory_what_is_sent_again_and_again_comes_closer(
         assert arrived.isfinite().all()
     off = float((values.float() - arrived.float()).abs().max())
     rounding = float(values.abs().max()) * torch.finfo(dtype).eps
-    close = first if bits == 2 else first / 100
-    assert off <= close + 8 * rounding + SMALLEST_STEP
+    assert off <= first / 100 + 8 * rounding + SMALLEST_STEP
 
 
 @given(st.data(), st.sampled_from(BITS))

@@ -15,7 +15,8 @@ Sender and receiver turn bytes into numbers by the same exact arithmetic, so tha
 same: what the next value is expected to be. That is this value and AHEAD of its difference to what
 was expected, since what changed one way goes on doing so. What the code leaves of a difference is
 part of the next one: errors do not add up. They need not vanish either: with 2 bits a value that
-stays may be passed by turns from both sides.
+stays may be passed by turns from both sides, and where all elements of a message differ alike such
+turns can grow for a while; changes of a model are not like that.
 
     difference = value - memory      arrives: memory + decoded      memory += (1 + AHEAD) * decoded
     anew:        value               arrives: decoded               memory = decoded
