@@ -36,6 +36,18 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def memory_and_values(num_groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[2, n, 24], far from each other."""
+    memory, values = (normal(2, num_groups, 24, seed=seed).to(dtype) for seed in (1, 2))
+    return memory, values
+
+
+def steps_of_codes(code: Tensor) -> Tensor:
+    """2**e * (1 + m/8), e from -20 on: as float64."""
+    code = code.double()
+    return torch.exp2(torch.floor(code / 8) - 20) * (1 + (code % 8) / 8)
+
+
 def encode(difference: Tensor, bits: int) -> Tensor:
     """Bytes of a difference without spreads: [P, n, G] -> [P, n*G*bits/8 + n]."""
     return pack(*quantize(difference, bits), bits)
@@ -50,8 +62,7 @@ def decode(coded: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
 def decode_message(message: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
     """The same of all that one rank sends to another, whose last bytes are spreads."""
     scaled, is_none = decode(message[:, :-group], group, bits)
-    code = message[:, None, -group:].double()
-    spread = torch.exp2(torch.floor(code / 8) - 20) * (1 + (code % 8) / 8)
+    spread = steps_of_codes(message[:, None, -group:])
     return (scaled.double() * spread).float(), is_none
 
 

@@ -23,6 +23,7 @@ from tests.coded import (
     every_bits,
     every_group,
     normal,
+    steps_of_codes,
     with_broken_groups,
 )
 
@@ -30,10 +31,8 @@ LARGEST_STEP = 2.0**11 * 1.75
 
 
 def steps_of(coded: Tensor, num_groups: int) -> Tensor:
-    """[P, n, 1], from the last byte of each group: 2**e * (1 + m/8), e from -20 on."""
-    code = coded[:, -num_groups:].to(torch.float64).unsqueeze(-1)
-    exponent = torch.floor(code / 8)
-    return torch.exp2(exponent - 20) * (1 + (code - 8 * exponent) / 8)
+    """[P, n, 1], from the last byte of each group."""
+    return steps_of_codes(coded[:, -num_groups:]).unsqueeze(-1)
 
 
 def numbers_of(decoded: Tensor, coded: Tensor) -> Tensor:

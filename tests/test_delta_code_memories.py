@@ -12,10 +12,10 @@ from cocodiff_compile.graph.delta_code import (
     AHEAD,
     BITS,
     NONE,
+    code_bytes,
     distortion,
     finite_or,
     lost_share,
-    message_bytes,
     send,
     spread_code,
     update,
@@ -31,8 +31,10 @@ from tests.coded import (
     every_dtype,
     every_group,
     exchange,
+    memory_and_values,
     normal,
     send_often,
+    steps_of_codes,
     with_broken_groups,
 )
 
@@ -74,13 +76,13 @@ def test_what_is_not_finite_has_no_part_in_spreads(value: float) -> None:
 @every_bits
 @every_dtype
 def test_the_difference_to_the_memory_travels(bits: int, dtype: torch.dtype) -> None:
-    memory, values = (normal(2, 30, 24, seed=seed).to(dtype) for seed in (1, 2))
+    memory, values = memory_and_values(30, dtype)
     message, _, _ = send(values, memory, bits)
-    assert message.shape[1] == message_bytes(bits, 24, 30)
+    assert message.shape[1] == 30 * code_bytes(bits, 24) + 24
     difference = values.float() - memory.float()
     spread = spread_code(difference)
     assert torch.equal(message[:, -24:], spread[:, 0])
-    step = torch.exp2(torch.floor(spread / 8.0) - 20) * (1 + (spread % 8) / 8)
+    step = steps_of_codes(spread).float()
     assert torch.equal(message[:, :-24], encode(difference * (1 / step), bits))
 
 
@@ -254,7 +256,7 @@ def test_anew_a_group_that_is_not_finite_arrives_as_nan_and_leaves_zeros(
 def test_a_group_that_is_not_finite_arrives_as_nan_and_is_not_remembered(
     bits: int, dtype: torch.dtype
 ) -> None:
-    memory, values = normal(2, 6, 24, seed=1).to(dtype), normal(2, 6, 24, seed=2).to(dtype)
+    memory, values = memory_and_values(6, dtype)
     remembered, arrived = exchange(memory, with_broken_groups(values), bits)
     assert arrived[IS_BROKEN].isnan().all()
     assert torch.equal(remembered[IS_BROKEN], memory[IS_BROKEN])
@@ -265,7 +267,7 @@ def test_a_group_that_is_not_finite_arrives_as_nan_and_is_not_remembered(
 def test_other_groups_are_not_harmed_by_one_that_is_not_finite(
     bits: int, dtype: torch.dtype
 ) -> None:
-    memory, values = normal(2, 6, 24, seed=1).to(dtype), normal(2, 6, 24, seed=2).to(dtype)
+    memory, values = memory_and_values(6, dtype)
     broken = with_broken_groups(values)
     unchanged = exchange(memory, finite_or(broken, memory), bits)
     for ours, theirs in zip(exchange(memory, broken, bits), unchanged, strict=True):
@@ -349,7 +351,7 @@ def test_bytes_of_any_kind_are_decoded_the_same_by_both_sides(
     data: st.DataObject, bits: int
 ) -> None:
     """Every sequence of bytes stands for something finite or for none: never for something else."""
-    size = message_bytes(bits, 8, num_groups=1)
+    size = code_bytes(bits, 8) + 8
     raw = data.draw(st.binary(min_size=size, max_size=size))
     coded = torch.tensor([list(raw)], dtype=torch.uint8)
     difference, is_none = decode_message(coded, 8, bits)

@@ -1,7 +1,6 @@
 """One rank of a benchmark: `python -m cocodiff_compile.bench.rank CASE RESULT`, under torchrun.
 
-Rank 0 says how it goes, and writes the result. A rank that
-fails writes its traceback beside the result.
+Rank 0 says how it goes, and writes the result. A rank that fails writes its traceback beside it.
 """
 
 from __future__ import annotations

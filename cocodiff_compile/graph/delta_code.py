@@ -63,11 +63,6 @@ def code_bytes(bits: int, group: int) -> int:
     return group * bits // 8 + 1
 
 
-def message_bytes(bits: int, group: int, num_groups: int) -> int:
-    """Bytes that one rank sends to another, the spreads' included."""
-    return num_groups * code_bytes(bits, group) + group
-
-
 def send(
     values: Tensor, memory: Tensor, bits: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -48,6 +48,10 @@ class StepRecord:
     memory_bytes: int = 0
 
 
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(item.numel() * item.element_size() for item in tensors)
+
+
 @dataclass
 class Memory:
     """What one call of a compiled graph remembers from step to step."""
@@ -61,7 +65,7 @@ class Memory:
 
     @functools.cached_property
     def size_bytes(self) -> int:
-        return sum(item.numel() * item.element_size() for item in self.tensors)
+        return bytes_of(self.tensors)
 
 
 @dataclass

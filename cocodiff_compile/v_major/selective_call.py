@@ -26,6 +26,7 @@ from cocodiff_compile.v_major.denoising import (
     Denoising,
     Memory,
     StepRecord,
+    bytes_of,
     current_denoising,
 )
 from cocodiff_compile.v_major.policy import Policy, StepFacts
@@ -197,7 +198,7 @@ class SelectiveCall:
     def _new_memory(self, run: Denoising) -> Memory | None:
         """Allocated here, at the first call; None if there is no room left."""
         fakes = self.variant(self.policy.first).memories
-        needed = sum(item.numel() * item.element_size() for item in fakes)
+        needed = bytes_of(fakes)
         used = run.memory_bytes
         if self.budget_bytes is not None and used + needed > self.budget_bytes:
             say_once(
