@@ -42,9 +42,12 @@ def select_pass(options: VMajorOptions, costs: Costs | None) -> SelectVMajor:
         policy.usual,
         Remembered.for_all(policy.travels),
         options.compare,
-        policy.measures_drift,
-        None if budget is None else budget / options.guidance_passes,
-        CodingWorth(costs, policy.usual) if costs and options.when == "pays" else None,
+        streams_apart=options.streams == "apart",
+        skips_unsent=options.unsent == "skipped",
+        layers=options.layers,
+        measures_drift=policy.measures_drift,
+        budget_bytes=None if budget is None else budget / options.guidance_passes,
+        worth=CodingWorth(costs, policy.usual) if costs and options.when == "pays" else None,
     )
 
 

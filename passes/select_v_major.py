@@ -5,7 +5,8 @@ Needs     recognised sites, chunks of heads and tokens made, no phases yet; what
 Rewrites  exchanges. In full: one stays, and both sides remember what travelled. Coded: the
           difference to what both sides expect travels instead, in few bits, or anew: the values.
           Without some tokens: Q, K and V of the tokens whose V changed least are not sent, and the
-          receiver takes what it remembers; which these are, each rank tells the others. What is
+          receiver takes what it remembers; which these are, each rank tells the others. Their Q
+          and K are not computed either, nor, if their output is reused, their O. What is
           remembered are graph inputs, behind all others, that the graph writes back into.
 Keeps     every value, bit for bit, where all travels in full. Otherwise values change: this pass
           is lossy, and off unless asked for. What is not finite is not remembered; it arrives as
@@ -18,29 +19,42 @@ Declines  an exchange with symbolic sizes, or with heads whose size is no multip
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import sort_topologically
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.aten import (
     WAIT,
     aten,
     bound,
     emit,
-    erase_collective,
     shape_of,
     size_bytes,
+    waits_behind,
 )
 from cocodiff_compile.graph.delta_code import FULL, GROUP_MULTIPLE
+from cocodiff_compile.graph.head_cut import CutUnknown
 from cocodiff_compile.graph.inline import Inliner
 from cocodiff_compile.graph.layout import Size, known
+from cocodiff_compile.graph.picked_rows import PickPlan, blocks_before
 from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Declined, Exchange, Recognition, Role, UlyssesSite
+from cocodiff_compile.graph.records import (
+    Declined,
+    Exchange,
+    Leg,
+    Recognition,
+    Role,
+    UlyssesSite,
+    with_nodes,
+)
 from cocodiff_compile.graph.remembered_exchange import RememberedExchange, new_input
+from cocodiff_compile.graph.sent_rows import SentRows, Streams, plan_output, streams_of
 from cocodiff_compile.schedule.coding_worth import CodingWorth
 from cocodiff_compile.v_major.travel import Remembered, Travel
 
@@ -54,6 +68,12 @@ class SelectVMajor:
     travel: Travel
     remembered: Remembered
     compare: Literal["sent", "seen"] = "sent"
+    streams_apart: bool = False
+    """Tokens of each stream, text and image say, are chosen from on their own."""
+    skips_unsent: bool = False
+    """What is only sent is computed only of tokens that are."""
+    layers: tuple[float, ...] = ()
+    """How much of the share that is left out each attention leaves out; none: all of it."""
     measures_drift: bool = False
     budget_bytes: float | None = None
     """What may be remembered; attentions that would save least do without."""
@@ -62,20 +82,26 @@ class SelectVMajor:
     name: str = "select-v-major"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
+        if self.layers and len(self.layers) != len(found.sites):
+            raise UserError(
+                f"option 'v_major': 'layers' has {len(self.layers)} numbers, and a graph has "
+                f"{len(found.sites)} attentions; give one for each"
+            )
         rewriting = _Rewriting(Inliner(graph), self)
-        for site, reason in self._judged(found.sites):
+        for place, (site, reason) in enumerate(self._judged(found.sites)):
             if reason:
                 declined = Declined(site.attention.output, reason, site.module_path)
                 rewriting.declined.append(declined)
             else:
-                rewriting.rewrite(site)
+                layer = self.layers[place] if self.layers else 1.0
+                rewriting.rewrite(site, self.travel.omitted * layer)
         if self.measures_drift and rewriting.rewritten:
             _emit_drift(graph, rewriting.losses)
-        for start in rewriting.rewritten:
-            erase_collective(graph, start)
+        rewriting.erase()
         if self.travel.omitted and rewriting.rewritten:
             sort_topologically(graph)
         recognition = found.with_exchanges(rewriting.rewritten)
+        recognition = with_nodes(recognition, rewriting.replaced)
         note = (
             f"{len(rewriting.rewritten)} exchanges ({self.travel}) remember "
             f"{rewriting.remembered_bytes / 2**20:.2f} MiB per pass of guidance"
@@ -129,23 +155,35 @@ class _Rewriting:
         self.declined: list[Declined] = []
         self.losses: list[Node] = []
         self.memories: list[Node] = []
+        self.replaced: dict[Node, Node] = {}
+        self.unused: list[Node] = []
+        """What nothing reads any more."""
 
     @property
     def remembered_bytes(self) -> int:
         """Of all memories, which are the last inputs of the graph."""
         return sum(known(size_bytes(node)) or 0 for node in self.memories)
 
-    def rewrite(self, site: UlyssesSite) -> None:
+    def rewrite(self, site: UlyssesSite, omitted: float) -> None:
+        """`omitted`: the share of tokens that are not sent."""
         planned = self._plan(site)
-        omits = bool(self.how.travel.omitted)
-        if omits and (reason := _why_no_tokens(site)):
-            self.declined.append(Declined(site.attention.output, reason, site.module_path))
-            omits = False
-        if omits:
-            self._omit_tokens(site, planned)
+        done: set[Node] = set()
+        if omitted:
+            try:
+                done = self._omit_tokens(site, planned, omitted)
+            except CutUnknown as unknown:
+                reason = f"no tokens are left out: {unknown}"
+                self.declined.append(Declined(site.attention.output, reason, site.module_path))
         for start, (rewrite, roles) in planned.items():
-            if not omits or roles == ("o",):
+            if start not in done:
                 self._rewrite_whole(start, rewrite, _most_bits(self.how.travel, roles))
+
+    def erase(self) -> None:
+        """What was rewritten, users first; waits are side effects, which nothing else removes."""
+        for start in self.rewritten:
+            self.unused += [start, *waits_behind(start)]
+        for node in sorted(self.unused, reverse=True):
+            self.inline.graph.erase_node(node)
 
     def _plan(self, site: UlyssesSite) -> dict[Node, tuple[RememberedExchange, tuple[Role, ...]]]:
         """By start: what is to be rewritten, its inputs made. In the same order for every kind of
@@ -154,7 +192,8 @@ class _Rewriting:
         planned: dict[Node, tuple[RememberedExchange, tuple[Role, ...]]] = {}
         for exchange, roles, group in site.exchanged:
             keeps = self.how.remembered.sides_of(roles)
-            for piece in exchange.pieces if any(keeps) else ():
+            is_changed = any(keeps) or self.how.travel.omitted
+            for piece in exchange.pieces if is_changed else ():
                 if reason := _why_not(piece, group):
                     self.declined.append(Declined(piece.start, reason, site.module_path))
                     continue
@@ -171,16 +210,66 @@ class _Rewriting:
         if self.how.measures_drift and not self.how.travel.is_anew:
             self.losses.append(lost())
 
-    def _omit_tokens(
-        self, site: UlyssesSite, planned: Mapping[Node, tuple[RememberedExchange, tuple[Role, ...]]]
+    def _omit_tokens(self, site: UlyssesSite, planned: _Planned, omitted: float) -> set[Node]:
+        """The starts of all exchanges that are rewritten so; CutUnknown, and nothing done, if it
+        cannot be told which rows these are.
+        """
+        _refuse_tokens(site)
+        by_role = {role: rewrite for rewrite, roles in planned.values() for role in roles}
+        streams = self._streams(site, by_role["v"], omitted)
+        output = None
+        if self.how.travel.reuses_output:
+            output = plan_output(site, streams, by_role["q"].flat.wait, by_role["o"].flat.source)
+        rows = SentRows(self.inline.graph, by_role["v"].choose_tokens(streams), streams)
+        for leg in (site.v, site.k, site.q):
+            arrived = self._omit_rows(leg, by_role[leg.role], rows)
+        done = {leg.exchange.start for leg in (site.v, site.k, site.q)}
+        if output is not None:
+            self._omit_output(site, by_role["o"], rows, output, arrived)
+            done.add(site.o.exchange.start)
+        self.replaced.update(rows.replaced)
+        return done
+
+    def _streams(self, site: UlyssesSite, value: RememberedExchange, omitted: float) -> Streams:
+        assert site.v.exchange.token_rows is not None
+        sizes: tuple[int, ...] = (site.v.exchange.token_rows[1],)
+        if self.how.streams_apart:
+            sizes = streams_of(site, value.flat.source)
+        return tuple((size, max(1, size - int(omitted * size))) for size in sizes)
+
+    def _omit_rows(self, leg: Leg, rewrite: RememberedExchange, rows: SentRows) -> Node:
+        """What arrives of the tokens that are sent."""
+        computed = None
+        if self.how.skips_unsent and leg.role != "v":
+            with contextlib.suppress(CutUnknown):  # all are computed then, and the same is sent
+                computed = rows.of_leg(leg, rewrite)
+        sees_all = leg.role == "v" and self.how.compare == "seen"
+        bits = self.how.travel.bits_of()[leg.role]
+        is_whole = leg.role != "q" or not self.how.travel.reuses_output
+        exchange, arrived = rewrite.of_tokens(rows.tokens, bits, sees_all, computed, is_whole)
+        self.rewritten[leg.exchange.start] = exchange
+        return arrived
+
+    def _omit_output(
+        self,
+        site: UlyssesSite,
+        rewrite: RememberedExchange,
+        rows: SentRows,
+        plan: PickPlan,
+        arrived: Node,
     ) -> None:
-        value, _ = planned[site.v.exchange.start]
-        tokens = value.choose_tokens(self.how.travel.omitted)
-        for leg in (site.v, site.q, site.k):
-            start = leg.exchange.start
-            sees_all = leg.role == "v" and self.how.compare == "seen"
-            bits = self.how.travel.bits_of()[leg.role]
-            self.rewritten[start] = planned[start][0].of_tokens(tokens, bits, sees_all)
+        start = rewrite.flat.start
+        computed = rows.of_output(plan, arrived)
+        before = blocks_before(plan) // site.o.exchange.num_ranks
+        tokens = sum(tokens for tokens, _ in rows.streams)
+        rewrite = replace(rewrite, exchange=replace(rewrite.exchange, token_rows=(before, tokens)))
+        bits = self.how.travel.bits_of()["o"]
+        tokens_out = rows.tokens.on_the_way_out
+        self.rewritten[start], _ = rewrite.of_tokens(tokens_out, bits, computed=computed)
+        self.unused += [node for node in plan.rows.steps if node not in plan.streams]
+
+
+_Planned: TypeAlias = "Mapping[Node, tuple[RememberedExchange, tuple[Role, ...]]]"
 
 
 def _most_bits(travel: Travel, roles: Iterable[Role]) -> int:
@@ -206,21 +295,20 @@ def _can_remember(
     return is_asked and any(not _why_not(piece, group) for piece in exchange.pieces)
 
 
-def _why_no_tokens(site: UlyssesSite) -> str:
-    """Why tokens are not left out; they travel by the other rules then."""
+def _refuse_tokens(site: UlyssesSite) -> None:
+    """Tokens that cannot be told apart travel by the other rules."""
     legs = (site.q, site.k, site.v)
     for leg in legs:
         if reason := _why_not(leg.exchange, leg.head_size):
-            return reason
+            raise CutUnknown(reason)
         if leg.exchange.chunks:
-            return "its exchanges are cut into chunks: no tokens are left out"
+            raise CutUnknown("its exchanges are cut into chunks")
         if leg.exchange.token_rows is None:
-            return f"where the tokens of {leg.role.upper()} lie is unclear: none are left out"
+            raise CutUnknown(f"where the tokens of {leg.role.upper()} lie is unclear")
     if site.is_packed:
-        return "Q, K and V travel together: no tokens are left out"
+        raise CutUnknown("Q, K and V travel together")
     if len({leg.exchange.token_rows[1] for leg in legs if leg.exchange.token_rows}) > 1:
-        return "Q, K and V have different tokens: none are left out"
-    return ""
+        raise CutUnknown("Q, K and V have different tokens")
 
 
 def _emit_drift(graph: Graph, losses: Sequence[Node]) -> None:

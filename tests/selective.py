@@ -148,8 +148,8 @@ def in_phases(graph: Graph, found: Recognition) -> PassResult:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave: outputs by rank; what was packed, and what results from each exchange, by
-    piece and rank.
+    """What one step gave: outputs by rank; what was packed, if that is computed of all tokens, and
+    what results from each exchange, by piece and rank.
     """
 
     outputs: list[tuple[Any, ...]]
@@ -167,10 +167,15 @@ class _Variant:
         graph, copies = self._recording
         swapped = {copies[node]: value for node, value in (instead or {}).items()}
         given = run_lockstep(graph, inputs, GROUPS, swapped)
-        count = len(self.packed)
-        own = [mine[: len(mine) - 2 * count] for mine in given]
-        extra = [[mine[len(mine) - 2 * count + i] for mine in given] for i in range(2 * count)]
-        return Step(own, extra[:count], extra[count:])
+        recorded = len(self.packed) + len(self.results)
+        own = [mine[: len(mine) - recorded] for mine in given]
+        extra = [[mine[i - recorded] for mine in given] for i in range(recorded)]
+        return Step(own, extra[: len(self.packed)], extra[len(self.packed) :])
+
+    def copied_graph(self) -> Graph:
+        copy = Graph()
+        copy.output(copy.graph_copy(self.graph, {}))
+        return copy
 
     @functools.cached_property
     def _recording(self) -> tuple[Graph, dict[Node, Node]]:
@@ -196,12 +201,13 @@ def _built(base: Captured, select: SelectVMajor, then: Pass | None) -> tuple[_Va
     found = last.recognition
     assert found is not None
     results = [piece.result for site in found.sites for piece in site.pieces]
-    return _Variant(own.graph, packed, results), result
+    is_whole = set(packed) <= set(own.graph.nodes)
+    return _Variant(own.graph, packed if is_whole else (), results), result
 
 
 class Selective:
     """One graph with a kind of code for each kind of step, and what every rank remembers. `then` is
-    run on the graph of each kind.
+    run on the graph of each kind. `how`: other fields of the pass.
     """
 
     def __init__(
@@ -211,13 +217,14 @@ class Selective:
         compare: Literal["sent", "seen"] = "sent",
         measures_drift: bool = False,
         then: Pass | None = None,
+        **how: Any,
     ) -> None:
         self.base = base
         remembered = Remembered.for_all(travels)
         self.variants: dict[Travel, _Variant] = {}
         self.results: dict[Travel, PassResult] = {}
         for travel in travels:
-            select = SelectVMajor(travel, remembered, compare, measures_drift)
+            select = SelectVMajor(travel, remembered, compare, measures_drift=measures_drift, **how)
             self.variants[travel], self.results[travel] = _built(base, select, then)
         self.memories = [
             [torch.zeros(fake.shape, dtype=fake.dtype) for fake in self.memory_inputs(travels[0])]

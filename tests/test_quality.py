@@ -107,6 +107,8 @@ NAMED: dict[str, Policy] = {
     "int2233from4": Fixed(Travel((2, 2, 3, 3)), first=Travel.all_in(4, is_anew=True)),
     "adaptive30": Adaptive(30.0),
     "omit50": Fixed(Travel((FULL,) * 4, 0.5), refresh=10),
+    "omit75o": Fixed(Travel((FULL,) * 4, 0.75, reuses_output=True), refresh=10),
+    "int4omit50o": Fixed(Travel((4,) * 4, 0.5, reuses_output=True), refresh=10),
 }
 
 
@@ -130,7 +132,7 @@ def test_what_is_compared_by_default_are_good_options(name: str) -> None:
 def test_unknown_names_are_refused_with_those_that_are_known(name: str) -> None:
     with pytest.raises(UserError) as caught:
         v_major_of(name)
-    for words in (f"unknown policy {name!r}", "paper-seen", "int2233", "int2from8", "omit50"):
+    for words in (f"unknown policy {name!r}", "paper-seen", "int2233", "int2from8", "omit50o"):
         assert words in str(caught.value)
 
 

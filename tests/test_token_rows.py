@@ -29,9 +29,9 @@ def test_the_tokens_that_changed_most_come_in_order() -> None:
     values[0, 0, 1, 0] -= 20
     values[:, :, 3] += 0.1
     values[1, 0, 6] += 2
-    assert changed_most(values, compared, 1).tolist() == [[1]]
-    assert changed_most(values, compared, 3).tolist() == [[1, 5, 6]]
-    assert changed_most(values, compared, 4).tolist() == [[1, 3, 5, 6]]
+    assert changed_most(values, compared, ((TOKENS, 1),)).tolist() == [[1]]
+    assert changed_most(values, compared, ((TOKENS, 3),)).tolist() == [[1, 5, 6]]
+    assert changed_most(values, compared, ((TOKENS, 4),)).tolist() == [[1, 3, 5, 6]]
 
 
 def test_changes_are_summed_over_samples_heads_and_elements_by_their_size() -> None:
@@ -39,9 +39,9 @@ def test_changes_are_summed_over_samples_heads_and_elements_by_their_size() -> N
     values, compared = torch.zeros(SHAPE), torch.zeros(SHAPE)
     values[:, :, 2] = torch.tensor([1.0, -1.0, 1.0, -1.0])
     values[0, 0, 4, 0] = 23.0
-    assert changed_most(values, compared, 1).tolist() == [[2]]
+    assert changed_most(values, compared, ((TOKENS, 1),)).tolist() == [[2]]
     values[0, 0, 4, 0] = 25.0
-    assert changed_most(values, compared, 1).tolist() == [[4]]
+    assert changed_most(values, compared, ((TOKENS, 1),)).tolist() == [[4]]
 
 
 def test_what_is_not_finite_changed_most() -> None:
@@ -49,7 +49,7 @@ def test_what_is_not_finite_changed_most() -> None:
     values = torch.full(SHAPE, 1e30)
     values[0, 0, 2, 0] = float("nan")
     values[2, 1, 5, 3] = float("-inf")
-    assert changed_most(values, compared, 2).tolist() == [[2, 5]]
+    assert changed_most(values, compared, ((TOKENS, 2),)).tolist() == [[2, 5]]
 
 
 def test_small_changes_of_half_precision_are_told_apart() -> None:
@@ -57,11 +57,11 @@ def test_small_changes_of_half_precision_are_told_apart() -> None:
     values = compared.clone()
     values[:, :, 1] += 200
     values[:, :, 4] += 201
-    assert changed_most(values * 100, compared * 100, 1).tolist() == [[4]]
+    assert changed_most(values * 100, compared * 100, ((TOKENS, 1),)).tolist() == [[4]]
 
 
 def test_all_tokens_are_all_tokens() -> None:
-    assert changed_most(origins(), origins(), TOKENS).tolist() == [list(range(TOKENS))]
+    assert changed_most(origins(), origins(), ((TOKENS, TOKENS),)).tolist() == [list(range(TOKENS))]
 
 
 def test_what_changed_counts_alike_whatever_rank_it_is_for() -> None:
@@ -70,9 +70,9 @@ def test_what_changed_counts_alike_whatever_rank_it_is_for() -> None:
     for rank in range(NUM_RANKS):
         large = values.clone()
         large[rank, 1, 6, 2] = 2.5
-        assert changed_most(large, compared, 1).tolist() == [[3]]
+        assert changed_most(large, compared, ((TOKENS, 1),)).tolist() == [[3]]
         large[rank, 1, 6, 2] = -3.5
-        assert changed_most(large, compared, 1).tolist() == [[6]]
+        assert changed_most(large, compared, ((TOKENS, 1),)).tolist() == [[6]]
 
 
 @given(tokens_of_a_rank)

@@ -21,6 +21,10 @@ KEYS = (
     "first_bits",
     "omitted",
     "compare",
+    "reuse_output",
+    "streams",
+    "unsent",
+    "layers",
     "buckets",
     "when",
     "warm_up",
@@ -34,6 +38,10 @@ OWNERS = {
     "first_bits": "fixed",
     "omitted": "fixed",
     "compare": "paper",
+    "reuse_output": "paper",
+    "streams": "paper",
+    "unsent": "paper",
+    "layers": "paper",
     "buckets": "paper",
 }
 """Keys that do not belong to every policy, with one that they belong to."""
@@ -62,6 +70,10 @@ GOOD = [
     ("first_bits", "full", FULL),
     *(("omitted", value, value) for value in (0, 0.0, 0.3, 1, 1.0)),
     *(("compare", value, value) for value in ("sent", "seen")),
+    *(("reuse_output", value, value) for value in (True, False)),
+    *(("streams", value, value) for value in ("together", "apart")),
+    *(("unsent", value, value) for value in ("skipped", "computed")),
+    *(("layers", value, tuple(value)) for value in ([1.0], (0, 0.5, 1))),
     *(("when", value, value) for value in ("pays", "always")),
     *((key, value, value) for key in ("buckets", "guidance_passes") for value in (1, 4, 10)),
     *(("warm_up", value, value) for value in (None, 1, 2, 50)),
@@ -107,6 +119,13 @@ BAD = [
         for value in (-0.1, 1.1, "0.5", True, None, float("nan"), [0.5])
     ),
     *(("compare", value, "'sent', 'seen'") for value in ("Sent", "", None, 3, ["sent"])),
+    *(("reuse_output", value, "True, False") for value in (1, 0, "yes", None)),
+    *(("streams", value, "'together', 'apart'") for value in ("Apart", "", None, True)),
+    *(("unsent", value, "'skipped', 'computed'") for value in ("skip", "", None, True)),
+    *(
+        ("layers", value, "numbers from 0 to 1, one for each attention")
+        for value in (0.5, (), [], "1", None, {0: 0.5})
+    ),
     *(("when", value, "'pays', 'always'") for value in ("Pays", "", None, True, ["pays"])),
     *(
         (key, value, "a whole number from 1")
@@ -194,12 +213,17 @@ VALUES = {
     "first_bits": 8,
     "omitted": 0.5,
     "compare": "sent",
+    "reuse_output": True,
+    "streams": "apart",
+    "unsent": "computed",
+    "layers": (0.5, 1.0),
     "buckets": 2,
 }
+OF_TOKENS = {"reuse_output", "streams", "unsent", "layers"}
 TAKEN_BY = {
     "adaptive": {"target_psnr_db"},
-    "fixed": {"bits", "first_bits", "omitted", "compare"},
-    "paper": {"compare", "buckets"},
+    "fixed": {"bits", "first_bits", "omitted", "compare", *OF_TOKENS},
+    "paper": {"compare", "buckets", *OF_TOKENS},
 }
 
 
@@ -209,6 +233,7 @@ def test_a_key_of_another_policy_is_refused_with_what_to_do(policy: str | None, 
     given = {key: VALUES[key], **({"policy": policy} if policy else {})}
     policy = policy or "adaptive"
     if key in TAKEN_BY[policy]:
+        given |= {"omitted": 0.5} if policy == "fixed" else {}
         assert VMajorOptions.from_mapping(given).policy == policy
         return
     with pytest.raises(UserError) as caught:
@@ -217,6 +242,18 @@ def test_a_key_of_another_policy_is_refused_with_what_to_do(policy: str | None, 
     belongs = f"{key!r} belongs to policy {' and '.join(owners)}"
     for words in (belongs, f"the policy is {policy!r}", f"'policy': {owners[0]}"):
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("key", sorted(OF_TOKENS))
+def test_what_is_about_tokens_that_are_not_sent_needs_some(key: str) -> None:
+    with pytest.raises(UserError, match=f"'{key}' is about tokens that are not sent, and all are"):
+        VMajorOptions.from_mapping({"policy": "fixed", key: VALUES[key]})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, True, "1", None])
+def test_a_bad_number_of_one_layer_is_refused(value: object) -> None:
+    with pytest.raises(UserError, match=r"'layers' is .*; allowed: a number from 0 to 1"):
+        VMajorOptions.from_mapping({"policy": "paper", "layers": [0.5, value]})
 
 
 POLICIES = [
@@ -235,7 +272,12 @@ POLICIES = [
         Fixed(Travel((2, 2, 2, 2), 0.5), 1, 5, Travel((8, 8, 8, 8), is_anew=True)),
     ),
     ({"target_psnr_db": 35, "warm_up": 3, "refresh": 5}, Adaptive(35.0, 3, 5)),
+    (
+        {"policy": "fixed", "bits": "full", "omitted": 0.5, "reuse_output": True},
+        Fixed(Travel((FULL,) * 4, 0.5, reuses_output=True), 1, 0),
+    ),
     ({"policy": "paper"}, Paper(5, 10, 4)),
+    ({"policy": "paper", "reuse_output": True}, Paper(5, 10, 4, reuses_output=True)),
     ({"policy": "paper", "buckets": 2, "warm_up": 1, "refresh": 0}, Paper(1, 0, 2)),
 ]
 

@@ -16,6 +16,7 @@ from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 
 MIXED = Travel((4, 4, 8, FULL))
 ANEW = Travel.all_in(8, is_anew=True)
+REUSING = Travel((FULL,) * 4, 0.5, reuses_output=True)
 
 targets = st.floats(min_value=10, max_value=100)
 drifts = st.floats(min_value=0, max_value=1e6)
@@ -213,6 +214,14 @@ def test_every_number_of_bits_is_chosen_by_some_drift() -> None:
 # As in the paper
 
 
+def test_output_is_reused_in_all_stages_but_those_that_leave_nothing_out() -> None:
+    policy = Paper(2, 0, 4, reuses_output=True)
+    chosen = [policy.choose(StepFacts(step, 13)) for step in range(13)]
+    assert all(travel.reuses_output == (travel.omitted > 0) for travel in chosen)
+    assert set(chosen) <= set(policy.travels)
+    assert policy.usual.reuses_output
+
+
 def omitted(policy: Paper, num_steps: int) -> list[float]:
     return [policy.choose(StepFacts(step, num_steps)).omitted for step in range(num_steps)]
 
@@ -261,6 +270,7 @@ def test_a_travel_names_the_bits_of_each_role() -> None:
         (MIXED, False, False, "Q 4 bits, K 4 bits, V 8 bits, O in full"),
         (replace(IN_FULL, omitted=0.25), False, False, "in full, 25% of tokens left out"),
         (Travel((4, 4, 4, 4), 0.5), False, False, "4 bits, 50% of tokens left out"),
+        (REUSING, False, False, "in full, 50% of tokens left out, O too"),
         (ANEW, False, True, "8 bits, anew"),
         (replace(MIXED, is_anew=True), False, True, f"{MIXED}, anew"),
     ],
@@ -292,6 +302,7 @@ def test_anew_is_another_kind_of_as_many_bytes(bits: int) -> None:
         (MIXED, 16, 64, (33 + 33 + 65 + 128) / (4 * 128)),
         (replace(IN_FULL, omitted=0.25), 16, 64, (0.75 * 3 + 1) / 4),
         (replace(MIXED, omitted=0.5), 16, 64, (0.5 * (33 + 33 + 65) + 128) / (4 * 128)),
+        (REUSING, 16, 64, 0.5),
     ],
 )
 def test_the_share_that_is_sent_counts_the_bytes_of_steps(
@@ -309,6 +320,8 @@ def test_the_share_that_is_sent_counts_the_bytes_of_steps(
         ([IN_FULL, Travel((FULL, FULL, 2, FULL))], "v", "v"),
         ([IN_FULL, replace(IN_FULL, omitted=0.5)], "v", "qkv"),
         ([Travel((4, FULL, FULL, 2), 0.5)], "qvo", "qkvo"),
+        ([IN_FULL, REUSING], "v", "kvo"),
+        ([IN_FULL, Travel.all_in(4), REUSING], "qkvo", "qkvo"),
         ([ANEW], "", ""),
         ([ANEW, MIXED], "qkv", "qkv"),
         ([ANEW, replace(IN_FULL, omitted=0.5)], "v", "qkv"),

@@ -5,7 +5,8 @@
               sent, held: what both expect next, see delta_code
     anew      packed -> code -> exchange of bytes -> decode -> received = sent = held
     tokens    |V - sent| -> those that changed most -> all-gather
-              packed of those -> exchange -> held with those replaced = received
+              packed of those -> exchange -> held with those replaced = received, or, where
+              nothing is held, just those
 
 What is remembered are graph inputs, behind all others, that the graph writes back into.
 """
@@ -45,6 +46,11 @@ class SentTokens:
 
     own: Node
     everyones: Node
+
+    @property
+    def on_the_way_out(self) -> SentTokens:
+        """Where a rank sends everyone's tokens, and receives its own."""
+        return SentTokens(self.everyones, self.own)
 
 
 @dataclass(frozen=True)
@@ -113,50 +119,78 @@ class RememberedExchange:
 
         return self._replaced(start, wait, result), lost
 
-    def choose_tokens(self, omitted: float) -> SentTokens:
-        """Those whose rows of this exchange changed most; at least one is always sent."""
-        assert self.exchange.token_rows is not None and self.sent is not None
-        tokens = self.exchange.token_rows[1]
-        count = max(1, tokens - int(omitted * tokens))
+    def choose_tokens(self, streams: tuple[tuple[int, int], ...]) -> SentTokens:
+        """Of each stream, (tokens, count), those whose rows of this exchange changed most."""
+        assert self.sent is not None, "tokens are compared with what was sent"
         with self.graph.inserting_before(self.flat.start):
             packed = self._by_token(emit_contiguous(self.graph, self.flat.source))
-            own = self._call(changed_most, packed, self._by_token(self.sent), count)
+            own = self._call(changed_most, packed, self._by_token(self.sent), streams)
             num_ranks = self.exchange.num_ranks
             gathering = self._emit(ALL_GATHER, own, num_ranks, self.flat.group)
             return SentTokens(own, self._emit(WAIT, gathering))
 
-    def of_tokens(self, tokens: SentTokens, bits: int, sees_all: bool) -> Exchange:
-        """Of some tokens, as they are or coded. `sees_all`: all are remembered as if sent."""
-        assert self.held is not None, "what is not sent must be remembered"
+    def of_tokens(
+        self,
+        tokens: SentTokens,
+        bits: int,
+        sees_all: bool = False,
+        computed: Node | None = None,
+        is_whole: bool = True,
+    ) -> tuple[Exchange, Node]:
+        """Of some tokens, as they are or coded; and what arrived of them. `computed`: their rows,
+        where only these are computed. `sees_all`: all are remembered as if sent. `is_whole`: what
+        read all tokens goes on doing so; else nothing reads them.
+        """
         with self.graph.inserting_before(self.flat.start):
-            packed = self._by_token(emit_contiguous(self.graph, self.flat.source))
-            rows = self._call(take_tokens, packed, tokens.own)
+            rows, seen = self._rows(tokens, computed), None
+            if sees_all:
+                seen = self._by_token(emit_contiguous(self.graph, self.flat.source))
             if bits == FULL:
                 start = self._exchange(rows)
-                self._remember_sent_tokens(packed, tokens, rows, sees_all)
+                self._remember_sent_tokens(tokens, rows, seen)
             else:
                 start = self._send_coded_tokens(tokens, rows, bits)
         with self.graph.inserting_before(self.flat.wait):
             wait = self._emit(WAIT, start)
+            arrived = self._receive_tokens(tokens, wait, bits)
+            if not is_whole:
+                return self._recorded(start, wait, arrived), arrived
+            assert self.held is not None, "what is not sent must be remembered"
             held = self._by_token(self.held)
-            old = self._call(take_tokens, held, tokens.everyones)
-            if bits == FULL:
-                new, arrived = self._call(finite_or, wait, old), wait
-            else:
-                new, arrived = self._call(_update_rows, old, wait, self.group, bits)
             result = self._call(put_tokens, held, tokens.everyones, arrived)
             result = self._emit(aten.view.default, result, list(shape_of(self.flat.source)))
-            self._remember(self.held, self._call(put_tokens, held, tokens.everyones, new))
-        return self._replaced(start, wait, result)
+        return self._replaced(start, wait, result), arrived
 
-    def _remember_sent_tokens(
-        self, packed: Node, tokens: SentTokens, rows: Node, sees_all: bool
-    ) -> None:
+    def _receive_tokens(self, tokens: SentTokens, wait: Node, bits: int) -> Node:
+        """What arrived, which is remembered if anything is."""
+        if self.held is None:
+            return wait
+        held = self._by_token(self.held)
+        old = self._call(take_tokens, held, tokens.everyones)
+        if bits == FULL:
+            new, arrived = self._call(finite_or, wait, old), wait
+        else:
+            new, arrived = self._call(_update_rows, old, wait, self.group, bits)
+        self._remember(self.held, self._call(put_tokens, held, tokens.everyones, new))
+        return arrived
+
+    def _rows(self, tokens: SentTokens, computed: Node | None) -> Node:
+        """[P, before, count, behind]"""
+        if computed is None:
+            packed = self._by_token(emit_contiguous(self.graph, self.flat.source))
+            rows: Node = self._call(take_tokens, packed, tokens.own)
+            return rows
+        assert self.exchange.token_rows is not None
+        count = shape_of(tokens.own)[-1]
+        shape = [self.exchange.num_ranks, self.exchange.token_rows[0], count, -1]
+        return self._emit(aten.reshape.default, computed, shape)
+
+    def _remember_sent_tokens(self, tokens: SentTokens, rows: Node, seen: Node | None) -> None:
         if self.sent is None:
             return
         sent = self._by_token(self.sent)
-        if sees_all:
-            self._remember(self.sent, self._call(finite_or, packed, sent))
+        if seen is not None:
+            self._remember(self.sent, self._call(finite_or, seen, sent))
             return
         old = self._call(take_tokens, sent, tokens.own)
         new = self._call(finite_or, rows, old)
@@ -201,13 +235,16 @@ class RememberedExchange:
             self._emit(aten.copy_.default, memory, value)
 
     def _replaced(self, start: Node, wait: Node, result: Node) -> Exchange:
-        old_wait = self.flat.wait
-        old_wait.replace_all_uses_with(result)
+        self.flat.wait.replace_all_uses_with(result)
+        return self._recorded(start, wait, result)
+
+    def _recorded(self, start: Node, wait: Node, result: Node) -> Exchange:
+        is_raw = self.exchange.result is self.flat.wait
         return replace(
             self.exchange,
             start=start,
             wait=wait,
-            result=result if self.exchange.result is old_wait else self.exchange.result,
+            result=result if is_raw else self.exchange.result,
             size_bytes=size_bytes(start.all_input_nodes[0]),
         )
 

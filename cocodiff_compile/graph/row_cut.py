@@ -2,7 +2,8 @@
 
 A `RowCut` says that a dim is [outer, rows and what is inside of them], and that the rows of each of
 the `outer` blocks are cut into runs of the same `lengths`. A length is 0 where a tensor has no
-rows of a run: the text of a joint sequence may lie in the first run as a whole.
+rows of a run: the text of a joint sequence may lie in the first run as a whole. Of rows that were
+`picked` there are two runs, those and the rest.
 
     [B, S, C], rows of this rank                   dim 1, outer 1, (a, S - a)
     [B*S, C], as a matmul reads them               dim 0, outer B, (a, S - a)
@@ -47,6 +48,8 @@ class RowCut:
     dim: int
     outer: int
     lengths: tuple[int, ...]
+    picked: bool = False
+    """Runs are no stretches: the first holds rows from anywhere, in their order."""
 
     @property
     def rows(self) -> int:
@@ -110,7 +113,7 @@ def _of_one(node: Node, operand: Node, cut: RowCut, exchanges: frozenset[Node]) 
     if target in COPY:
         return cut
     if target in RESHAPE:
-        return _reshaped(cut, sizes_of(operand), sizes_of(node), node)
+        return reshaped_cut(cut, sizes_of(operand), sizes_of(node), node)
     if target in PERMUTE:
         return cut.at(permutation(node, len(shape_of(operand))).index(cut.dim))
     if target in SLICING or target is operator.getitem:
@@ -154,7 +157,8 @@ def _exchanged(node: Node, cut: RowCut, exchanges: frozenset[Node]) -> RowCut:
     return cut
 
 
-def _reshaped(cut: RowCut, before: Sequence[int], after: Sequence[int], node: Node) -> RowCut:
+def reshaped_cut(cut: RowCut, before: Sequence[int], after: Sequence[int], node: Node) -> RowCut:
+    """Where the same rows lie in `node`, whose sizes are `after`, if elements keep their order."""
     blocks = math.prod(before[: cut.dim]) * cut.outer
     ahead = 1
     scaled = None
@@ -162,10 +166,10 @@ def _reshaped(cut: RowCut, before: Sequence[int], after: Sequence[int], node: No
         if blocks % ahead == 0 and size % (outer := blocks // ahead) == 0:
             rows = size // outer
             if rows == cut.rows:
-                return RowCut(dim, outer, cut.lengths)
+                return replace(cut, dim=dim, outer=outer)
             if scaled is None and all(n * rows % cut.rows == 0 for n in cut.lengths) and rows > 1:
                 lengths = tuple(n * rows // cut.rows for n in cut.lengths)
-                scaled = RowCut(dim, outer, lengths)
+                scaled = replace(cut, dim=dim, outer=outer, lengths=lengths)
         ahead *= size
     if scaled is None:
         raise CutUnknown(f"{node.name} joins rows with what is outside of them, or cuts them")
@@ -222,8 +226,8 @@ def _taken(cut: RowCut, slicing: Node, node: Node) -> RowCut:
     begin, end = taken_rows(slicing, node)
     if (begin, end) == (0, cut.outer * cut.rows):
         return cut
-    if cut.outer != 1:
-        raise CutUnknown(f"{slicing.name} takes rows of several blocks")
+    if cut.outer != 1 or cut.picked:
+        raise CutUnknown(f"{slicing.name} takes rows of several blocks, or of those picked")
     if begin == end:
         raise CutUnknown(f"{slicing.name} takes no row")
     runs = (cut.run(number) for number in range(len(cut.lengths)))
@@ -253,10 +257,13 @@ def _concatenated(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
 def _joined_rows(node: Node, tensors: Sequence[Node], cuts: Mapping[Node, RowCut]) -> RowCut:
     """Tensors one behind the other: each run must stay one stretch of rows."""
     lengths = joined_lengths(node, tensors, cuts)
+    picked = any(cut.picked for cut in cuts.values())
+    if picked and len(cuts) < len(tensors):
+        raise CutUnknown(f"{node.name} joins rows of which none were picked")
     filled = [number for item in lengths for number, length in enumerate(item) if length]
-    if any(first > second for first, second in itertools.pairwise(filled)):
+    if not picked and any(first > second for first, second in itertools.pairwise(filled)):
         raise CutUnknown(f"{node.name} puts runs of rows between each other")
-    return RowCut(_dim_argument(node), 1, tuple(map(sum, zip(*lengths, strict=True))))
+    return RowCut(_dim_argument(node), 1, tuple(map(sum, zip(*lengths, strict=True))), picked)
 
 
 def joined_lengths(

@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 
 
-def changed_most(values: Tensor, compared: Tensor, count: int) -> Tensor:
-    """The `count` tokens that differ most from what they are compared with, by the sum of absolute
-    differences over ranks, samples, heads and their elements. What is not finite differs most.
+def changed_most(values: Tensor, compared: Tensor, streams: tuple[tuple[int, int], ...]) -> Tensor:
+    """Those that differ most from what they are compared with, by the sum of absolute differences
+    over ranks, samples, heads and their elements: of each of the `streams`, (tokens, count), that
+    lie one behind the other, so many. What is not finite differs most.
     """
     change = (values.to(torch.float32) - compared.to(torch.float32)).abs().sum((0, 1, 3))
     change = torch.where(change < float("inf"), change, float("inf"))
-    return change.topk(count).indices.sort().values.unsqueeze(0)
+    found, begin = [], 0
+    for tokens, count in streams:
+        most = change[begin : begin + tokens].topk(count).indices.sort().values
+        found.append(most + begin)
+        begin += tokens
+    return torch.cat(found).unsqueeze(0)
 
 
 def take_tokens(values: Tensor, tokens: Tensor) -> Tensor:

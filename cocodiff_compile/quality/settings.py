@@ -17,7 +17,8 @@ POLICIES = ("paper", "paper-seen", "int8", "int4", "int3", "int2", "int1", "adap
 """What is compared unless something else is asked for."""
 _KNOWN = (
     "paper, paper-seen, intBITS (such as int4, or int2233 for Q, K, V and O apart; int2from8 codes "
-    "the first step too), adaptiveDB (such as adaptive40), omitPERCENT (such as omit50)"
+    "the first step too), adaptiveDB (such as adaptive40), omitPERCENT (such as omit50; omit50o "
+    "reuses output too, int4omit50o codes what is sent)"
 )
 
 
@@ -27,9 +28,15 @@ def v_major_of(name: str) -> dict[str, Any]:
         return {"policy": "paper", "compare": "seen" if name == "paper-seen" else "sent"}
     if found := re.fullmatch(r"adaptive(\d+)", name):
         return {"policy": "adaptive", "target_psnr_db": int(found[1])}
-    if found := re.fullmatch(r"omit(\d+)", name):
-        omitted = int(found[1]) / 100
-        return {"policy": "fixed", "bits": "full", "omitted": omitted, "refresh": 10}
+    if found := re.fullmatch(r"(?:int(\d))?omit(\d+)(o?)", name):
+        return {
+            "policy": "fixed",
+            "bits": int(found[1]) if found[1] else "full",
+            "omitted": int(found[2]) / 100,
+            "reuse_output": bool(found[3]),
+            "streams": "apart",
+            "refresh": 10,
+        }
     if found := re.fullmatch(r"int(\d|\d{4})(?:from(\d))?", name):
         widths = [int(digit) for digit in found[1]]
         bits = widths[0] if len(widths) == 1 else dict(zip(ROLES, widths, strict=True))

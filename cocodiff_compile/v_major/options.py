@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -31,6 +31,16 @@ class VMajorOptions:
     compare: Literal["sent", "seen"] = "sent"
     """With what a token's V is compared where some are not sent: with what was last "sent", or with
     what was last "seen", sent or not."""
+    reuse_output: bool = False
+    """Of tokens that are not sent O is taken from memory: attention over their queries, and the way
+    out, are of the others only."""
+    streams: Literal["together", "apart"] = "together"
+    """Whether the tokens that are sent are chosen from all of a rank's, or from those of each
+    projection, text and image say, on their own."""
+    unsent: Literal["skipped", "computed"] = "skipped"
+    """Whether Q and K of tokens that are not sent are computed all the same."""
+    layers: tuple[float, ...] = ()
+    """How much of the share that is left out each attention of a graph leaves out; none: all."""
     buckets: int = 4
     """paper: in how many stages the share that is not sent rises."""
     when: Literal["pays", "always"] = "pays"
@@ -50,6 +60,7 @@ class VMajorOptions:
         refuse_unknown(given, fields(cls), "option 'v_major': unknown key {}")
         checked = cls(**{key: _CHECKS[key](value) for key, value in given.items()})
         _refuse_unused(checked.policy, given)
+        _refuse_without_tokens(checked, given)
         if checked.compare == "seen" and not checked.compares_in_full:
             raise UserError(
                 "option 'v_major': 'compare': 'seen' needs tokens left out, and V in full: "
@@ -71,10 +82,11 @@ class VMajorOptions:
         warm_up = defaults[0] if self.warm_up is None else self.warm_up
         refresh = defaults[1] if self.refresh is None else self.refresh
         if self.policy == "paper":
-            return Paper(warm_up, refresh, self.buckets)
+            return Paper(warm_up, refresh, self.buckets, self.reuse_output)
         if self.policy == "fixed":
             first = Travel.all_in(self.first_bits, is_anew=self.first_bits != FULL)
-            return Fixed(replace(self.bits, omitted=self.omitted), warm_up, refresh, first)
+            travel = replace(self.bits, omitted=self.omitted, reuses_output=self.reuse_output)
+            return Fixed(travel, warm_up, refresh, first)
         return Adaptive(self.target_psnr_db, warm_up, refresh)
 
 
@@ -84,6 +96,10 @@ _ONLY_FOR = {
     "first_bits": ("fixed",),
     "omitted": ("fixed",),
     "compare": ("fixed", "paper"),
+    "reuse_output": ("fixed", "paper"),
+    "streams": ("fixed", "paper"),
+    "unsent": ("fixed", "paper"),
+    "layers": ("fixed", "paper"),
     "buckets": ("paper",),
 }
 
@@ -95,6 +111,17 @@ def _refuse_unused(policy: str, given: Mapping[str, Any]) -> None:
             raise UserError(
                 f"option 'v_major': {key!r} belongs to policy {named}, the policy is {policy!r}; "
                 f"leave it out or set 'policy': {owners[0]!r}"
+            )
+
+
+def _refuse_without_tokens(options: VMajorOptions, given: Mapping[str, Any]) -> None:
+    if options.policy == "paper" or options.omitted:
+        return
+    for key in ("reuse_output", "streams", "unsent", "layers"):
+        if key in given:
+            raise UserError(
+                f"option 'v_major': {key!r} is about tokens that are not sent, and all are; set "
+                "'omitted', or leave it out"
             )
 
 
@@ -111,10 +138,22 @@ def _check_word(key: str, *allowed: str) -> Callable[[object], str]:
     return check
 
 
-def _check_omitted(value: object) -> float:
+def _check_share(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise _refuse("omitted", value, "a number from 0 to 1")
+        raise _refuse(key, value, "a number from 0 to 1")
     return float(value)
+
+
+def _check_layers(value: object) -> tuple[float, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise _refuse("layers", value, "numbers from 0 to 1, one for each attention")
+    return tuple(_check_share("layers", item) for item in value)
+
+
+def _check_flag(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(key, value, "True, False")
+    return value
 
 
 def _check_psnr(value: object) -> float:
@@ -164,7 +203,11 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "target_psnr_db": _check_psnr,
     "bits": _check_bits,
     "first_bits": functools.partial(_check_width, "first_bits"),
-    "omitted": _check_omitted,
+    "omitted": functools.partial(_check_share, "omitted"),
+    "reuse_output": functools.partial(_check_flag, "reuse_output"),
+    "streams": _check_word("streams", "together", "apart"),
+    "unsent": _check_word("unsent", "skipped", "computed"),
+    "layers": _check_layers,
     "compare": _check_word("compare", "sent", "seen"),
     "buckets": _check_count("buckets", 1, may_be_none=False),
     "when": _check_word("when", "pays", "always"),

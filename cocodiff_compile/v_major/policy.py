@@ -128,6 +128,8 @@ class Paper:
     warm_up: int = 5
     refresh: int = 10
     buckets: int = 4
+    reuses_output: bool = False
+    """O of tokens that are not sent is not sent either."""
 
     @property
     def first(self) -> Travel:
@@ -135,12 +137,12 @@ class Paper:
 
     @property
     def usual(self) -> Travel:
-        return replace(IN_FULL, omitted=0.5)
+        return self._leaving_out(0.5)
 
     @property
     def travels(self) -> tuple[Travel, ...]:
         shares = (stage / self.buckets for stage in range(1, self.buckets + 1))
-        return (IN_FULL, *(replace(IN_FULL, omitted=share) for share in shares))
+        return (IN_FULL, *map(self._leaving_out, shares))
 
     @property
     def measures_drift(self) -> bool:
@@ -151,7 +153,10 @@ class Paper:
             return IN_FULL
         rising = max(1, facts.num_steps - 1 - self.warm_up)
         stage = round((facts.step - self.warm_up) / rising * self.buckets)
-        return replace(IN_FULL, omitted=stage / self.buckets)
+        return self._leaving_out(stage / self.buckets)
+
+    def _leaving_out(self, share: float) -> Travel:
+        return replace(IN_FULL, omitted=share, reuses_output=self.reuses_output and share > 0)
 
 
 def is_refreshed(facts: StepFacts, warm_up: int, refresh: int) -> bool:

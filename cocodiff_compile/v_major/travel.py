@@ -16,11 +16,13 @@ class Travel:
     """`bits` per element of Q's, K's, V's and O's exchange; FULL for one that travels as it is.
     `omitted`: the share of a rank's tokens of which Q, K and V are not sent at all, those whose V
     changed least. `is_anew`: what is coded is coded by itself, not as a difference; of all tokens.
+    `reuses_output`: of tokens that are not sent O is not computed nor sent either.
     """
 
     bits: tuple[int, int, int, int]
     omitted: float = 0.0
     is_anew: bool = False
+    reuses_output: bool = False
 
     @classmethod
     def all_in(cls, bits: int, is_anew: bool = False) -> Travel:
@@ -42,7 +44,8 @@ class Travel:
         """Bytes that are sent of a role, over those in full; `group` elements share a step."""
         bits = self.bits_of()[role]
         coded = 1.0 if bits == FULL else 8 * code_bytes(bits, group) / (group * element_bits)
-        return coded * (1.0 if role == "o" else 1.0 - self.omitted)
+        is_whole = role == "o" and not self.reuses_output
+        return coded * (1.0 if is_whole else 1.0 - self.omitted)
 
     def sent_share(self, element_bits: int, group: int) -> float:
         """The same of all roles."""
@@ -57,7 +60,8 @@ class Travel:
                 for role, width in self.bits_of().items()
             )
             bits = ", ".join(named)
-        omitted = f"{self.omitted:.0%} of tokens left out" if self.omitted else ""
+        output = ", O too" if self.reuses_output else ""
+        omitted = f"{self.omitted:.0%} of tokens left out{output}" if self.omitted else ""
         return ", ".join(filter(None, (bits, omitted, "anew" if self.is_anew else "")))
 
 
@@ -84,7 +88,8 @@ class Remembered:
             held |= coded
             if travel.omitted:
                 sent.add("v")
-                held |= {"q", "k", "v"}
+                # Queries of tokens whose output is reused are not needed.
+                held |= {"k", "v", "o" if travel.reuses_output else "q"}
         return cls(frozenset(sent), frozenset(held))
 
     def sides_of(self, roles: Iterable[Role]) -> tuple[bool, bool]:
