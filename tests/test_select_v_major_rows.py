@@ -27,6 +27,7 @@ from tests.selective import (
     idiom,
     model,
     same,
+    small_model,
     with_broken_element,
 )
 
@@ -200,6 +201,26 @@ def test_where_output_is_reused_attention_and_way_out_are_of_sent_tokens(name: s
             whole = int(old.exchange.size_bytes)
             assert new.exchange.size_bytes == whole * (count - count // 2) // count
         assert set(after.attention.nodes) <= set(selective.variants[HALF_AND_OUTPUT].graph.nodes)
+
+
+@pytest.mark.slow
+def test_what_is_projected_together_is_computed_of_all_tokens() -> None:
+    """One GEMM makes Q, K, V and more of FLUX.2's single-stream blocks."""
+    base = small_model("flux2")
+    fused = [site for site in base.found.sites if site.q.projections[0].is_fused]
+    assert fused
+    selective = Selective(base, IN_FULL, HALF_AND_OUTPUT, streams_apart=True, skips_unsent=True)
+    assert not selective.results[HALF_AND_OUTPUT].declined
+    nodes = set(selective.variants[HALF_AND_OUTPUT].graph.nodes)
+    found = selective.results[HALF_AND_OUTPUT].recognition
+    assert found is not None
+    for site in found.sites:
+        assert {item.node for leg in site.legs for item in leg.projections} <= nodes
+    reference = RowsByContract(selective, HALF_AND_OUTPUT, apart=True, text_first=True)
+    for number, inputs in enumerate(base.inputs(2)):
+        ours = selective.step(HALF_AND_OUTPUT if number else IN_FULL, inputs).outputs
+        theirs = reference.step(inputs, is_first=not number)
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
 
 
 def test_queries_whose_output_is_reused_are_not_remembered() -> None:

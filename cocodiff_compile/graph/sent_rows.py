@@ -42,9 +42,9 @@ Streams: TypeAlias = "tuple[tuple[int, int], ...]"
 def plan_leg(leg: Leg, packed: Node, quota: Quota) -> PickPlan:
     """How what is packed of Q, K or V is computed of sent tokens; CutUnknown if it is unclear."""
     before, tokens = leg.exchange.token_rows or (0, 0)
-    rows = {item.node: known(item.rows) or 0 for item in leg.projections if not item.is_fused}
-    if not tokens or len(rows) < len(leg.projections) or sum(rows.values()) % tokens:
-        raise CutUnknown(f"{leg.role.upper()} is projected together with others")
+    rows = {item.node: known(item.rows) or 0 for item in leg.projections}
+    if not tokens or sum(rows.values()) % tokens:
+        raise CutUnknown(f"projections of {leg.role.upper()} have other rows than tokens")
     batch = sum(rows.values()) // tokens
     begin = {}
     for node, size in rows.items():
@@ -94,6 +94,8 @@ class SentRows:
 
     def of_leg(self, leg: Leg, rewrite: RememberedExchange) -> Node:
         """What is packed of tokens that are sent; CutUnknown if it cannot be told."""
+        if any(item.is_fused for item in leg.projections):
+            raise CutUnknown(f"{leg.role.upper()} is projected together with others")
         sent = dict(self.streams)
         plan = plan_leg(leg, rewrite.flat.source, lambda tokens: sent.get(tokens, 0))
         if plan.stream_rows != tuple(tokens for tokens, _ in self.streams):
@@ -105,7 +107,9 @@ class SentRows:
                 for place, node in enumerate(plan.streams)
             }
             begins: tuple[Node | None, ...] = (*plan.streams, None)
-            return self._emit(plan, given, dict(zip(begins, which, strict=True)))
+            packed = self._emit(plan, given, dict(zip(begins, which, strict=True)))
+            self.replaced.update(given)
+            return packed
 
     def _which_rows(self) -> list[Node]:
         """Of each stream, counted from its beginning, and of all of them: [count]."""
@@ -123,8 +127,7 @@ class SentRows:
         left, _ = matmul_operands(matmul)
         if (left, place) not in self._taken:
             self._taken[left, place] = take_rows(self.graph, left, cut, which)
-        self.replaced[matmul] = multiply_rows(self.graph, matmul, self._taken[left, place])
-        return self.replaced[matmul]
+        return multiply_rows(self.graph, matmul, self._taken[left, place])
 
     def of_output(self, plan: PickPlan, arrived: Node) -> Node:
         """What is packed of O, computed of the queries that `arrived`."""
