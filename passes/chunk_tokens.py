@@ -37,7 +37,6 @@ from cocodiff_compile.graph.records import (
     Projection,
     Recognition,
     UlyssesSite,
-    copied,
 )
 from cocodiff_compile.graph.row_cut import (
     RowCut,
@@ -47,6 +46,7 @@ from cocodiff_compile.graph.row_cut import (
     step_rows,
 )
 from cocodiff_compile.graph.row_runs import RowRuns
+from cocodiff_compile.graph.sketch import sketched
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from cocodiff_compile.schedule.list_schedule import list_schedule
@@ -138,7 +138,7 @@ def _seconds(graph: Graph, found: Recognition, costs: Costs, count: int) -> floa
 def token_tasks(graph: Graph, found: Recognition, costs: Costs, count: int) -> Tasks:
     """The tasks of a graph as they would be with tokens in `count` runs."""
     if count > 1:
-        graph, found = copied(graph, found)
+        graph, found = sketched(graph, found)
         plan, _ = plan_runs(graph, found.sites, count)
         found = chunk_tokens(graph, found, plan).recognition or found
     return graph_tasks(graph, found, costs).tasks
@@ -164,14 +164,6 @@ def plan_runs(
     graph: Graph, sites: Sequence[UlyssesSite], count: int
 ) -> tuple[RowPlan, tuple[Declined, ...]]:
     """The plan for all sites whose runs reach their way out, and the other sites."""
-    able, declined = _able(graph, sites, count)
-    return plan_rows(graph, able, count), declined
-
-
-def _able(
-    graph: Graph, sites: Sequence[UlyssesSite], count: int
-) -> tuple[list[UlyssesSite], tuple[Declined, ...]]:
-    """Sites whose runs reach their way out, and those where they do not."""
     plan = plan_rows(graph, sites, count)
     declined = {}
     for site in sites:
@@ -181,7 +173,10 @@ def _able(
             declined[site.index] = Declined(
                 site.attention.output, f"its tokens cannot be cut: {reason}", site.module_path
             )
-    return [site for site in sites if site.index not in declined], tuple(declined.values())
+    if declined:
+        able = [site for site in sites if site.index not in declined]
+        plan = plan_rows(graph, able, count)
+    return plan, tuple(declined.values())
 
 
 def _behind(site: UlyssesSite) -> Iterable[Node]:

@@ -31,7 +31,8 @@ from cocodiff_compile.graph.aten import (
 from cocodiff_compile.graph.layout import known, same
 from cocodiff_compile.graph.parts import part_of
 from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Recognition, UlyssesSite, copied
+from cocodiff_compile.graph.records import Recognition, UlyssesSite
+from cocodiff_compile.graph.sketch import sketched
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
@@ -51,7 +52,7 @@ class SplitProjections:
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         if not fused_projections(found):
             return PassResult(changed=False)
-        trial, trial_found = copied(graph, found)
+        trial, trial_found = sketched(graph, found)
         if not split_projections(trial, trial_found):
             return PassResult(changed=False)
         trial.eliminate_dead_code()

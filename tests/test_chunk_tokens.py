@@ -17,12 +17,14 @@ from cocodiff_compile.compat import inductor_settings
 from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, PROJECTION
 from cocodiff_compile.graph.pipeline import PassResult, broken_rule
 from cocodiff_compile.graph.row_cut import RowPlan
-from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_rows
+from cocodiff_compile.passes.chunk_heads import chunk_heads
+from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_rows, token_tasks
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.schedule import exact_rows
 from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.schedule.exact_rows import rows_differ, rows_differ_on_any
+from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from tests.captured import capture_call, fake_ranks
 from tests.idioms import IDIOMS, Idiom
 from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both
@@ -269,6 +271,25 @@ def test_runs_are_made_where_they_are_estimated_to_pay(device: Device, is_cut: b
         result = ChunkTokens(costs, rows_differ).run(gm.graph, found)
     assert result.changed == is_cut
     assert "estimated" in result.notes[-1]
+
+
+@pytest.mark.parametrize("name", ["flux", "sd3", "flux2", "wan"])
+@pytest.mark.parametrize("head_chunks", [1, 2])
+def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
+    """The tasks of a sketch are those of the graph in runs, in every field."""
+    with fake_ranks(6):
+        gm, _, _ = captured_model(name, **ENOUGH)
+        found = recognize(gm.graph)
+        costs = Costs(SLOW_LINKS, {found.sites[0].q.exchange.group: machine(2, 3)}, "off")
+        counts = dict.fromkeys(range(len(found.sites)), head_chunks)
+        found = chunk_heads(gm.graph, found, counts).recognition or found
+        before = str(gm.graph)
+        estimated = token_tasks(gm.graph, found, costs, 2)
+        assert str(gm.graph) == before
+        result = ChunkTokens(2, lambda _: "").run(gm.graph, found)
+    assert result.changed
+    assert result.recognition is not None
+    assert estimated == graph_tasks(gm.graph, result.recognition, costs).tasks
 
 
 def test_a_layer_of_an_idiom_alone_is_cut_behind_its_attention() -> None:

@@ -218,6 +218,14 @@ def test_report_holds_the_last_recognition_and_the_declines_of_all_passes(gm: Gr
     assert report.declined == (late, own)
 
 
+def test_an_earlier_recognition_is_let_go(gm: GraphModule) -> None:
+    report = Pipeline((RecognizeUlysses(), RecognizeUlysses())).run(gm)
+    first, second = report.passes
+    assert first.result.recognition is None
+    assert report.recognition is second.result.recognition
+    assert len(report.recognition.sites) == 1
+
+
 def _gather_two(x: Tensor) -> Tensor:
     first, second = funcol.all_gather_into_tensor_coalesced([x, x * 2], dist.group.WORLD)
     return first + second

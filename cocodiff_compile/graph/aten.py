@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.layout import Dims, LayoutUnknown, Size
+from cocodiff_compile.graph.sketch import Sketch
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -124,6 +125,9 @@ def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwa
     node = graph.call_function(target, args, kwargs)
     node.meta = provenance_of(like)
     fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+    if isinstance(graph, Sketch):
+        node.meta["val"] = graph.called(target, fake_args, fake_kwargs)
+        return node
     mode = value_of(like).fake_mode  # type: ignore[attr-defined]
     with mode:
         node.meta["val"] = target(*fake_args, **fake_kwargs)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch.fx import Graph, GraphModule, Node
@@ -60,6 +61,9 @@ class PassRecord:
     result: PassResult
     seconds: float
 
+    def without_recognition(self) -> PassRecord:
+        return replace(self, result=replace(self.result, recognition=None))
+
 
 @dataclass(frozen=True)
 class PipelineReport:
@@ -67,6 +71,15 @@ class PipelineReport:
 
     passes: tuple[PassRecord, ...] = ()
     refused: str = ""
+
+    def with_pass(self, record: PassRecord) -> PipelineReport:
+        """This and one more. If that found anew what was recognised, the old finds are let go: they
+        hold nodes that are in no graph any more, and with them all that these read.
+        """
+        passes = self.passes
+        if record.result.recognition is not None:
+            passes = tuple(item.without_recognition() for item in passes)
+        return PipelineReport((*passes, record))
 
     @property
     def recognition(self) -> Recognition:
@@ -108,7 +121,7 @@ class Pipeline:
         report = before
         for item in self.passes if not before.refused else ():
             record = self._run_pass(item, module, report.recognition)
-            report = PipelineReport((*report.passes, record))
+            report = report.with_pass(record)
         return report
 
     def _begin(self, module: GraphModule) -> PipelineReport:
@@ -124,8 +137,7 @@ class Pipeline:
         begin = time.perf_counter()
         result = graph_pass.run(module.graph, found)
         if result.changed:
-            _refuse_broken(graph_pass.name, _lint(module.graph))
-            module.graph.eliminate_dead_code()
+            _refuse_broken(graph_pass.name, _lint_error(module.graph.eliminate_dead_code))
             module.recompile()
         _refuse_broken(graph_pass.name, broken_rule(module.graph))
         record = PassRecord(graph_pass.name, result, time.perf_counter() - begin)
@@ -140,9 +152,10 @@ def _refuse_broken(pass_name: str, broken: str) -> None:
         raise InvariantError(f"pass {pass_name!r} broke the graph: {broken}")
 
 
-def _lint(graph: Graph) -> str:
+def _lint_error(lint: Callable[[], object]) -> str:
+    """What speaks against a graph, by a function that lints it; dropping dead code does first."""
     try:
-        graph.lint()
+        lint()
     except RuntimeError as error:
         return f"lint: {error}"
     return ""
@@ -150,7 +163,7 @@ def _lint(graph: Graph) -> str:
 
 def broken_rule(graph: Graph) -> str:
     """The first rule that does not hold, in words; empty if all hold."""
-    if broken := _lint(graph):
+    if broken := _lint_error(graph.lint):
         return broken
     for node in graph.nodes:
         if node.op != "call_function":

@@ -224,10 +224,12 @@ def with_nodes(record: Any, nodes: Mapping[Node, Node]) -> Any:
     return record
 
 
-def copied(graph: Graph, found: Recognition) -> tuple[Graph, Recognition]:
-    """A copy of a graph to try something on, and what was found in it."""
+def copied(
+    graph: Graph, found: Recognition, into: Graph | None = None
+) -> tuple[Graph, Recognition]:
+    """A copy of a graph, in an empty one if given, and what was found in it."""
     nodes: dict[Node, Node] = {}
-    copy = Graph()
+    copy = Graph() if into is None else into
     copy.output(copy.graph_copy(graph, nodes))
     recognition: Recognition = with_nodes(found, nodes)
     return copy, recognition

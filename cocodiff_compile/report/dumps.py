@@ -73,23 +73,23 @@ class TraceDump:
     _last: str = field(default="", repr=False)
 
     def captured(self, module: GraphModule) -> None:
-        self._last = module.code
-        trace_artifact("cocodiff_00_captured", lambda: _readable(module))
+        trace_artifact("cocodiff_00_captured", lambda: self._shown(module))
 
     def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None:  # noqa: ARG002
         self._stage += 1
-        before, self._last = self._last, module.code
+        before = self._last
         stage = f"cocodiff_{self._stage:02d}_{name}"
-        trace_artifact(stage, lambda: _readable(module))
-        trace_artifact(f"{stage}.diff", lambda: _code_diff(before, module.code, name))
+        trace_artifact(stage, lambda: self._shown(module))
+        trace_artifact(f"{stage}.diff", lambda: _code_diff(before, self._last, name))
+
+    def _shown(self, module: GraphModule) -> str:
+        """Called where something is traced, and only there: code is not made for nothing."""
+        self._last = module.code
+        text: str = module.print_readable(print_output=False)
+        return text
 
     def finished(self, summary: dict[str, Any]) -> None:
         trace_artifact("cocodiff_explanation", lambda: format_graph(summary))
-
-
-def _readable(module: GraphModule) -> str:
-    text: str = module.print_readable(print_output=False)
-    return text
 
 
 def _code_diff(before: str, after: str, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
@@ -157,9 +157,10 @@ class _Cone:
     borrows: tuple[int, ...]
 
 
-def _cones(graph: Graph, anchors: Iterable[Node]) -> list[_Cone]:
-    """For each anchor, in the order given."""
+def _cones(graph: Graph, anchors: Sequence[Node]) -> list[_Cone]:
+    """For each anchor, in the order given, which is of all that a graph has."""
     position = {node: place for place, node in enumerate(graph.nodes)}
+    all_anchors = frozenset(anchors)
     owner: dict[Node, int] = {}
     cones = []
     for place, anchor in enumerate(anchors):
@@ -168,7 +169,7 @@ def _cones(graph: Graph, anchors: Iterable[Node]) -> list[_Cone]:
         stack = [anchor]
         while stack:
             for source in stack.pop().all_input_nodes:
-                if source.op != "call_function" or is_anchor(source):
+                if source.op != "call_function" or source in all_anchors:
                     continue
                 if source not in owner:
                     owner[source] = place
