@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -39,15 +40,26 @@ class Installed:
     packages: Mapping[str, str] = field(default_factory=dict)
 
 
+_ACCELERATORS: dict[str, Any] = {"cuda": torch.cuda, "xpu": torch.xpu}
+
+
 def installed_here() -> Installed:
     """As this process finds it."""
-    counts = {"cuda": torch.cuda.device_count(), "xpu": torch.xpu.device_count()}
+    counts = {kind: module.device_count() for kind, module in _ACCELERATORS.items()}
     return Installed(
         torch=torch.__version__,
         device_counts={kind: count for kind, count in counts.items() if count},
         built_in=frozenset(name for name, is_there in _BUILT_IN.items() if is_there()),
         packages=legacy_versions(),
     )
+
+
+def properties_of(device: torch.device) -> Any:
+    """What the driver says of an accelerator; None of what is none, or not there."""
+    module = _ACCELERATORS.get(device.type)
+    if module is None or not module.is_available():
+        return None
+    return module.get_device_properties(device)
 
 
 def legacy_versions() -> dict[str, str]:

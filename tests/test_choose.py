@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -26,7 +27,7 @@ from cocodiff_compile.backends.installed import (
 )
 from cocodiff_compile.backends.xpu import AURORA_TILE, XPU
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.launch.init_distributed import group_backend
+from cocodiff_compile.launch.init_distributed import group_backend, import_legacy
 
 ONECCL, IPEX = "oneccl-bind-pt", "intel-extension-for-pytorch"
 
@@ -168,11 +169,14 @@ def test_known_parts_have_figures_and_others_a_guess() -> None:
 # The legacy packages
 
 
-def put_package(folder: Path, package: str, version: str) -> None:
-    """A distribution whose import must not happen."""
+DOES_NOT_FIT = "raise AttributeError('as 2.8.0 does beside 2.13')"
+
+
+def put_package(folder: Path, package: str, version: str, code: str = DOES_NOT_FIT) -> None:
+    """A distribution, by default one whose import must not happen."""
     module = folder / LEGACY_PACKAGES[package]
     module.mkdir()
-    module.joinpath("__init__.py").write_text("raise AttributeError('as 2.8.0 does beside 2.13')\n")
+    module.joinpath("__init__.py").write_text(code)
     metadata = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
     metadata.joinpath("METADATA").write_text(
@@ -190,6 +194,25 @@ def test_versions_are_read_from_metadata_and_nothing_is_imported(
     installed = installed_here()
     assert installed.packages == dict.fromkeys(LEGACY_PACKAGES, "2.8.0+xpu")
     assert not set(LEGACY_PACKAGES.values()) & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("ipex", "expected"),
+    [("2.8.1", [IPEX, ONECCL]), ("2.7.0", [ONECCL]), ("", [ONECCL])],
+)
+def test_what_fits_is_imported_before_the_legacy_backend_is_used(
+    ipex: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = {ONECCL: "2.8.0"} | ({IPEX: ipex} if ipex else {})
+    for package, version in packages.items():
+        put_package(tmp_path, package, version, DOES_NOT_FIT if version == "2.7.0" else "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed = Installed("2.8.0+xpu", {"xpu": 2}, frozenset({"gloo"}), packages)
+    chosen = choose_communication(XPU, installed, None, {})
+    with patch.dict(sys.modules):
+        import_legacy(chosen, installed)
+        imported = [package for package, name in LEGACY_PACKAGES.items() if name in sys.modules]
+    assert (chosen.name, imported) == ("ccl", expected)
 
 
 @pytest.mark.parametrize(

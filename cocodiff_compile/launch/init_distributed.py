@@ -82,7 +82,7 @@ def join_ranks(
     installed = installed_here()
     kind = choose_device(installed, device)
     communication = choose_communication(kind, installed, backend)
-    _import_legacy(communication, installed)
+    import_legacy(communication, installed)
     if communication.on_request:
         say_once(log, logging.WARNING, f"{communication.name}: {communication.on_request}")
         stage_through_host(kind.name)
@@ -103,7 +103,7 @@ def group_backend(kind: DeviceBackend, chosen: Communication, installed: Install
     return f"cpu:gloo,{own}" if "gloo" in installed.built_in else own
 
 
-def _import_legacy(communication: Communication, installed: Installed) -> None:
+def import_legacy(communication: Communication, installed: Installed) -> None:
     """What fits this torch; the package that registers the backend does, or was not chosen."""
     for package in communication.legacy_packages:
         if not why_not_legacy(package, installed):

@@ -20,6 +20,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from cocodiff_compile.agreement.all_ranks import from_first_rank, gathered
 from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.backends.choose import device_backend
+from cocodiff_compile.backends.installed import properties_of
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
 from cocodiff_compile.graph.records import Recognition
@@ -50,10 +51,8 @@ def find_device(found: Recognition, live: bool) -> Device:
 
 
 def _unmeasured(device: torch.device) -> Device:
-    backend, module = device_backend(device.type), torch.get_device_module(device)
-    if device.type == "cpu" or not module.is_available():
-        return backend.guess
-    return backend.cost_of(module.get_device_name(device))
+    backend, properties = device_backend(device.type), properties_of(device)
+    return backend.cost_of(properties.name) if properties else backend.guess
 
 
 def agreed_device(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Device:

@@ -16,12 +16,12 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 
 from cocodiff_compile.backends.choose import device_backend
 from cocodiff_compile.backends.device_backend import MachineKind
+from cocodiff_compile.backends.installed import properties_of
 from cocodiff_compile.topology.axes import Axis, Topology
 
 MAX_AXES = 3
@@ -115,18 +115,11 @@ def place_of_this_rank(device: torch.device) -> RankPlace:
     """
     agent = os.environ.get("GROUP_RANK")
     host = platform.node() + (f"/{agent}" if agent else "")
-    properties = _device_properties(device)
+    properties = properties_of(device)
     if properties is None:
         return RankPlace(host, device.type)
     card = device_backend(device.type).card_of(properties)
     return RankPlace(host, device.type, properties.name, card)
-
-
-def _device_properties(device: torch.device) -> Any:
-    module = torch.get_device_module(device)
-    if device.type == "cpu" or not module.is_available():
-        return None
-    return module.get_device_properties(device)
 
 
 def _short(ranks: Sequence[int]) -> str:
