@@ -32,9 +32,7 @@ def test_the_text_keeps_the_order_of_the_graph(tmp_path: Path) -> None:
     code, kinds = found["code"], found["kinds"]
     assert "@triton.jit" in code and "empty_strided_xpu(" in code
     sent = ["all_to_all_single"] * 2
-    assert kinds[:4] == ["matmul", *sent, "matmul"], (
-        "V is sent, in two chunks, before Q is projected"
-    )
+    assert kinds[:4] == ["matmul", *sent, "matmul"], "both chunks of V, before Q is projected"
     assert kinds.count("all_to_all_single") == 8
     assert code_kinds(code).count("matmul") == kinds.count("matmul")
     assert keeps_order(code, kinds) is True
