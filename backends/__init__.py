@@ -1,4 +1,4 @@
-"""Entry points of cocodiff for torch.compile, one file per target."""
+"""Entry points for torch.compile, and what they know of each kind of device."""
 
 if __name__ != "cocodiff_compile.backends":
     raise ImportError(

@@ -18,6 +18,8 @@ from torch.fx import GraphModule
 from cocodiff_compile.agreement.failures import failures_told
 from cocodiff_compile.agreement.graph_rounds import graph_rounds
 from cocodiff_compile.agreement.world import ranks_are_real
+from cocodiff_compile.backends.choose import device_backend
+from cocodiff_compile.backends.device_backend import DeviceBackend
 from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph, InnerCompile
 from cocodiff_compile.backends.selective_graph import select_pass, selective_call
 from cocodiff_compile.compat import (
@@ -45,7 +47,6 @@ from cocodiff_compile.schedule.costs import Costs
 from cocodiff_compile.schedule.device import Device
 from cocodiff_compile.schedule.exact_rows import rows_differ_on_any
 from cocodiff_compile.schedule.live_device import find_device
-from cocodiff_compile.schedule.no_overlap import why_no_overlap
 from cocodiff_compile.topology.find_machines import find_machines
 from cocodiff_compile.v_major.travel import Travel
 
@@ -128,7 +129,9 @@ def _compile_inner(
         differ = _rows_differ(report.recognition, live, alone=rounds is None)
         plan = _plan(report.recognition, config, live, device, differ)
         report = Pipeline(plan.cutting, dumps.observers).run(gm, report)
-        finish = FinishGraph(config, generate, live, plan.ordering, inductor_options, patches)
+        sites = report.recognition.sites
+        told = _backend_of(report.recognition).inductor_settings if sites else {}
+        finish = FinishGraph(config, generate, live, plan.ordering, inductor_options, patches, told)
         if plan.select is not None:
             return selective_call(gm, example_inputs, report, finish, dumps, rounds, plan.select)
         return finish.run(gm, example_inputs, report, dumps, rounds)
@@ -162,7 +165,7 @@ def _plan(
     if not found.sites:
         return _Plan()
     tapa = "off" if "split-tapa-phases" in config.disable else config.tapa
-    is_ordering = _is_ordering(config)
+    is_ordering = _is_ordering(found, config)
     machines = find_machines(found, config.topology, live) if tapa != "off" or is_ordering else {}
     costs = Costs(device or find_device(found, live), machines, tapa) if is_ordering else None
     after: list[GraphPass | None] = [
@@ -216,10 +219,15 @@ def _rows_differ(found: Recognition, live: bool, alone: bool) -> Callable[[RowPl
     return functools.partial(rows_differ_on_any, group=group, alone=alone)
 
 
-def _is_ordering(config: CompileConfig) -> bool:
+def _backend_of(found: Recognition) -> DeviceBackend:
+    """Of the device that computes the attentions."""
+    return device_backend(value_of(found.sites[0].q.exchange.start).device.type)
+
+
+def _is_ordering(found: Recognition, config: CompileConfig) -> bool:
     """Whether exchanges are to hide behind computation, and can."""
     if not config.v_first or "schedule-v-first" in config.disable:
         return False
-    if reason := why_no_overlap():
+    if reason := _backend_of(found).why_no_overlap():
         say_once(log, logging.WARNING, reason)
     return not reason

@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.agreement.compile_facts import planned_facts
 from cocodiff_compile.agreement.compile_rounds import CompileRounds
+from cocodiff_compile.compat import inductor_settings
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
 from cocodiff_compile.report.collect import GraphReport, publish
@@ -46,6 +47,8 @@ class FinishGraph:
     inductor_options: Mapping[str, Any]
     patches: Mapping[str, Any]
     """Inductor's settings of the compile, for what is compiled of the graph later."""
+    handing_off: Mapping[str, Any]
+    """Its settings while it makes code of what the passes left."""
 
     def run(
         self,
@@ -59,6 +62,12 @@ class FinishGraph:
         _publish(gm.graph, report, self.config, dumps, self.live)
         if rounds is not None:
             rounds.compare("planned", planned_facts(gm.graph, report.recognition))
+        with inductor_settings(self.handing_off):
+            return self._generate(gm, example_inputs, report)
+
+    def _generate(
+        self, gm: GraphModule, example_inputs: Sequence[Any], report: PipelineReport
+    ) -> Any:
         if not report.is_ordered:
             return self.generate(gm, example_inputs, **self.inductor_options)
         kinds = graph_kinds(gm.graph)

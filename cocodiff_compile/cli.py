@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cocodiff_compile import __version__
 from cocodiff_compile.bench.command import add_bench
+from cocodiff_compile.doctor.command import add_doctor
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.command import add_lab
 from cocodiff_compile.quality.command import add_quality
@@ -17,7 +18,7 @@ from cocodiff_compile.simulate.command import add_simulate
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.draw import draw_topology
 from cocodiff_compile.topology.files import topology_data
-from cocodiff_compile.topology.live import live_topology_under_torchrun
+from cocodiff_compile.topology.live import live_topology_under_launcher
 from cocodiff_compile.topology.show import find_topology, format_topology
 
 
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocodiff {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
+    add_doctor(commands)
     _add_topology(commands)
     add_simulate(commands)
     add_bench(commands)
@@ -69,7 +71,7 @@ def _add_topology(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     topology.add_argument(
         "source",
         metavar="PRESET|FILE|auto",
-        help="aurora, dgx-h100, flat, a file, or auto (under torchrun: detect and measure)",
+        help="aurora, dgx-h100, flat, a file, or auto (under a launcher: detect and measure)",
     )
     topology.add_argument("--ranks", type=_positive, help="ranks of the Ulysses group")
     topology.add_argument(
@@ -84,7 +86,7 @@ def _add_topology(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _run_topology(parsed: argparse.Namespace) -> int:
     try:
         if parsed.source == "auto":
-            live = live_topology_under_torchrun()
+            live = live_topology_under_launcher()
             topology, notes = live.topology, live.notes
             if live.rank:
                 return 0

@@ -1,6 +1,7 @@
 """Every private torch API this project stands on, imported here and nowhere else.
 
-`tests/test_compat.py` holds one test per name, so that a new torch says what moved.
+`tests/test_compat.py` holds one test per name, so that a new torch says what moved. They ran with
+`TESTED_TORCH` and `TESTED_PYTHON`, and with nothing else.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "TESTED_PYTHON",
+    "TESTED_TORCH",
     "CustomGraphPass",
     "FakeTensorMode",
     "ShortenTraceback",
@@ -72,6 +75,10 @@ __all__ = [
     "without_autograd_cache",
     "work_of_future",
 ]
+
+
+TESTED_TORCH = "2.13.0"
+TESTED_PYTHON = "3.11"
 
 
 def without_autograd_cache() -> Any:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 
 import cocodiff_compile
@@ -28,6 +29,7 @@ from cocodiff_compile.report.collect import GraphReport, collect_reports, publis
 from cocodiff_compile.say_once import forget_what_was_said
 from tests.captured import fake_ranks
 from tests.hand_written import diffusers_in, diffusers_out
+from tests.test_schedule_v_first import slow_links
 
 HEADS, HEAD_SIZE = 4, 8
 WIDTH = HEADS * HEAD_SIZE
@@ -77,6 +79,18 @@ def _x() -> torch.Tensor:
 
 def test_the_entry_point_is_registered() -> None:
     assert "cocodiff" in torch._dynamo.list_backends()
+
+
+def test_the_eager_entry_point_runs_what_the_passes_left(tmp_path: Path) -> None:
+    options = {"topology": slow_links(tmp_path / "slow.json"), "head_chunks": 2}
+    with fake_ranks(2), torch.no_grad(), collect_reports() as reports:
+        compiled = torch.compile(Block().eval(), backend="cocodiff_eager", options=options)
+        result, codes = run_and_get_code(compiled, torch.ones(1, 64, WIDTH))
+    assert result.shape == (1, 64, WIDTH)
+    assert codes == []
+    (report,) = reports
+    assert report.report.is_ordered
+    assert report.summary["sites"][0]["num_exchanges"] == 8
 
 
 def test_a_model_without_ulysses_compiles_as_inductor_would_and_says_so_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import platform
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,10 +15,25 @@ from torch._functorch import config
 from torch._inductor import config as inductor_config
 
 from cocodiff_compile import compat
+from cocodiff_compile.backends.choose import DEVICE_BACKENDS
+from cocodiff_compile.backends.device_backend import DeviceBackend
 from cocodiff_compile.errors import InvariantError, UserError
 from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
 from tests.captured import fake_ranks
 from tests.traced import traced
+
+
+def test_what_is_said_to_be_tested_is_what_is_installed() -> None:
+    pinned = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
+    assert f"torch=={compat.TESTED_TORCH}" in pinned
+    assert torch.__version__.partition("+")[0] == compat.TESTED_TORCH
+    assert platform.python_version().startswith(f"{compat.TESTED_PYTHON}.")
+
+
+@pytest.mark.parametrize("backend", DEVICE_BACKENDS.values(), ids=DEVICE_BACKENDS)
+def test_inductor_has_the_settings_it_is_handed_graphs_with(backend: DeviceBackend) -> None:
+    with compat.inductor_settings(backend.inductor_settings):
+        pass
 
 
 def test_compile_fx_takes_an_inner_compile_and_patches() -> None:

@@ -51,7 +51,7 @@ def _rank(latents: torch.Tensor, sites: int = 1) -> dict[str, object]:
     ids=["all well", "ranks disagree", "far from eager", "a site was missed"],
 )
 def test_the_verdict(ranks: list[dict[str, object]], ok: bool) -> None:
-    result = demo._compare(DemoSettings(), Denoised(torch.zeros(2), [1.0]), ranks)
+    result = demo._compare(DemoSettings(), Denoised(torch.zeros(2), [1.0]), ranks, num_nodes=1)
     assert result["ok"] == ok
 
 

@@ -1,57 +1,132 @@
 """Ranks that somebody else started."""
 
+from __future__ import annotations
+
 import pytest
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.lab.launchers import adopt_launcher
+from cocodiff_compile.launch.init_distributed import init_distributed
+from cocodiff_compile.launch.launchers import RANK_VARIABLES, Launch, adopt_launcher, find_launch
+from cocodiff_compile.launch.meeting_point import first_node
 
+TORCHRUN = dict(zip(RANK_VARIABLES, ("3", "4", "1", "2"), strict=True))
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-
-
-def test_a_plain_process_is_no_rank_and_stays_as_it_is() -> None:
-    environment = {"PATH": "/bin", "RANK": "1"}
-    assert not adopt_launcher(environment)
-    assert environment == {"PATH": "/bin", "RANK": "1"}
-
-
-def test_torchrun_is_taken_as_it_is() -> None:
-    environment = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "7")
-    environment |= OPEN_MPI
-    assert adopt_launcher(environment)
-    assert environment["RANK"] == "7"
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+PALS = {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NODEID": "1",
+}
+BATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+HERE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
 
 
 @pytest.mark.parametrize(
-    "variables",
+    ("environment", "launcher"),
     [
-        tuple(OPEN_MPI),
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+        (TORCHRUN, "torchrun"),
+        (OPEN_MPI, "Open MPI"),
+        (MPICH, "MPICH or Intel MPI"),
+        (PALS | {"PMI_SIZE": "4"}, "PALS"),
+        (PALS | {"WORLD_SIZE": "4", "PMIX_RANK": "3"}, "PALS"),
+        (SLURM, "Slurm"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "7,2"}, "Slurm"),
+        # One inside the other: who started this process asks first.
+        (TORCHRUN | {**SLURM, "SLURM_PROCID": "9"}, "torchrun"),
+        (TORCHRUN | dict.fromkeys(OPEN_MPI, "9"), "torchrun"),
+        (MPICH | {**SLURM, "SLURM_PROCID": "9"}, "MPICH or Intel MPI"),
+        (MPICH | BATCH, "MPICH or Intel MPI"),
+        (PALS | {**MPICH, "PMI_RANK": "9"}, "PALS"),
+        ({"PMI_RANK": "9", "PMI_SIZE": "9", "PMI_FD": "5"} | SLURM, "Slurm"),
     ],
 )
-def test_every_launcher_is_put_into_torchruns_words(variables: tuple[str, ...]) -> None:
-    environment = dict(zip(variables, ("3", "4", "1", "2"), strict=True))
-    environment["MASTER_ADDR"] = "10.0.0.1"
-    assert adopt_launcher(environment)
-    assert [environment[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == ["3", "4", "1"]
-    assert environment["LOCAL_WORLD_SIZE"] == "2"
-    assert environment["MASTER_ADDR"] == "10.0.0.1"
-    assert environment["MASTER_PORT"] == "29500"
+def test_every_launcher_is_put_into_torchruns_words(
+    environment: dict[str, str], launcher: str
+) -> None:
+    assert find_launch(environment) == Launch(launcher, 3, 4, 1, 2)
+    found = environment | HERE
+    assert adopt_launcher(found) == Launch(launcher, 3, 4, 1, 2)
+    assert {name: found[name] for name in RANK_VARIABLES} == TORCHRUN
+    assert {name: found[name] for name in HERE} == HERE
 
 
-def test_ranks_of_one_node_meet_on_it() -> None:
-    environment = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-    assert adopt_launcher(environment)
-    assert environment["MASTER_ADDR"] == "127.0.0.1"
+@pytest.mark.parametrize(
+    "environment",
+    [{"PATH": "/bin"}, {"RANK": "1"}, {"WORLD_SIZE": "4"}, BATCH, {"PMIX_RANK": "0"}],
+)
+def test_a_process_that_nobody_started_as_a_rank_stays_as_it_is(
+    environment: dict[str, str],
+) -> None:
+    found = dict(environment)
+    assert adopt_launcher(found) is None
+    assert found == environment
 
 
-def test_ranks_of_several_nodes_must_be_told_where_to_meet() -> None:
-    environment = dict(OPEN_MPI)
-    with pytest.raises(UserError, match="Open MPI started ranks on several nodes: set MASTER_ADDR"):
-        adopt_launcher(environment)
-    assert environment == OPEN_MPI
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "127.0.0.1"),
+        (MPICH | {"MPI_LOCALNRANKS": "4"}, "127.0.0.1"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4"}, "127.0.0.1"),
+        (SLURM | {"SLURM_JOB_NODELIST": "nid[004-007]"}, "nid004"),
+        (SLURM | {"SLURM_NODELIST": "a1,a2"}, "a1"),
+        (SLURM | {"SLURM_STEP_NODELIST": "b7", "SLURM_JOB_NODELIST": "b[1-9]"}, "b7"),
+        (SLURM | {"SLURM_NODELIST": "r[1-2]n[1-2]", "SLURM_LAUNCH_NODE_IPADDR": "1.2"}, "1.2"),
+        (SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}, "10.1.1.1"),
+    ],
+)
+def test_where_ranks_meet(environment: dict[str, str], address: str) -> None:
+    found = dict(environment)
+    assert adopt_launcher(found)
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (address, "29500")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (OPEN_MPI, "Open MPI started ranks on several nodes: set MASTER_ADDR"),
+        (MPICH, "MPICH or Intel MPI started ranks on several nodes: set MASTER_ADDR"),
+        (PALS | {"PMI_SIZE": "4"}, "PALS started ranks on several nodes: set MASTER_ADDR"),
+        (SLURM, "Slurm started ranks on several nodes: set MASTER_ADDR"),
+        (PALS, "rank 3, but says nothing of PMI_SIZE or WORLD_SIZE: export WORLD_SIZE"),
+        (MPICH | {"PMI_RANK": "x"}, "PMI_RANK='x' is no number"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "is no number of ranks per node"),
+    ],
+)
+def test_what_is_missing_is_asked_for(environment: dict[str, str], words: str) -> None:
+    found = dict(environment)
+    with pytest.raises(UserError) as raised:
+        adopt_launcher(found)
+    assert words in str(raised.value)
+    assert found == environment
+
+
+@pytest.mark.parametrize(
+    ("node_list", "first"),
+    [
+        ("nid001", "nid001"),
+        ("nid[001-004,7],login1", "nid001"),
+        ("a-1.cluster,a-2.cluster", "a-1.cluster"),
+        ("x1000c0s0b0n[0,3]", "x1000c0s0b0n0"),
+        ("n[1-2]-ib", ""),
+        ("n[1-2]m[1-2]", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_of_slurms_nodes(node_list: str, first: str) -> None:
+    assert first_node(node_list) == first
+
+
+def test_no_launcher_is_an_error_that_names_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*RANK_VARIABLES, *OPEN_MPI, *MPICH, *PALS, *SLURM):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"torchrun.*mpiexec.*srun"):
+        init_distributed()

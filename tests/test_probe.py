@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from cocodiff_compile.backends.cpu import LOOPBACK
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.topology.axes import Axis, Topology
-from cocodiff_compile.topology.detect import LOOPBACK
 from cocodiff_compile.topology.groups import axis_sets, make_groups
 from cocodiff_compile.topology.live import live_topology
 from cocodiff_compile.topology.measured_phase import IN_FLIGHT

@@ -9,7 +9,7 @@ import logging
 import tempfile
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
 
+from cocodiff_compile.backends.choose import DEVICE_BACKENDS
 from cocodiff_compile.backends.cocodiff import compile_graph
+from cocodiff_compile.backends.cpu import CPU
 from cocodiff_compile.compat import compile_fx_inner
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.explain import explain
@@ -284,6 +286,8 @@ def test_off_is_off(tmp_path: Path) -> None:
 def test_a_setting_that_forbids_overlap_is_said_once_and_leaves_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    blocked = replace(CPU, blocking_variables=("CCL_OP_SYNC",))
+    monkeypatch.setitem(DEVICE_BACKENDS, "cpu", blocked)
     monkeypatch.setenv("CCL_OP_SYNC", "1")
     topology = slow_links(tmp_path / "slow.json")
     with caplog.at_level(logging.WARNING, "cocodiff_compile"), fake_ranks(2):

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import torch
 from torch.fx import Graph, Node
 
+from cocodiff_compile.backends.choose import device_backend
 from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.graph.records import Recognition
-from cocodiff_compile.schedule.no_overlap import why_no_overlap
 from cocodiff_compile.topology.phase_plan import format_phases
 
 Facts: TypeAlias = "list[tuple[str, str]]"
@@ -34,7 +34,6 @@ def _setting_facts(config: CompileConfig) -> Facts:
         ("the version of torch", torch.__version__),
         ("the version of cocodiff-compile", version("cocodiff-compile")),
         ("the version of Python", platform.python_version()),
-        ("what keeps exchanges from overlapping", why_no_overlap() or "nothing"),
         *options,
     ]
 
@@ -47,7 +46,17 @@ def captured_facts(graph: Graph, found: Recognition, group: str, config: Compile
     exchanges = {item.start for site in found.sites for item in site.exchanges}
     nodes = collectives_by_group(graph)[group]
     lines = [_line(node, with_shape=node in exchanges) for node in nodes]
-    return [*_setting_facts(config), *_numbered("collective", lines)]
+    kinds = dict.fromkeys(value_of(node.all_input_nodes[0]).device.type for node in nodes)
+    overlap = ", ".join(f"{kind}: {_why_no_overlap(kind)}" for kind in kinds)
+    return [
+        *_setting_facts(config),
+        ("what keeps exchanges from overlapping", overlap),
+        *_numbered("collective", lines),
+    ]
+
+
+def _why_no_overlap(kind: str) -> str:
+    return device_backend(kind).why_no_overlap() or "nothing"
 
 
 def planned_facts(graph: Graph, found: Recognition) -> dict[str, Facts]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,17 +10,10 @@ from torch import nn
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
+from cocodiff_compile.launch.init_distributed import rank_device
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MIN_REPEATS = 8
-
-
-def rank_device() -> torch.device:
-    """This rank's accelerator, or the CPU."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _measure(parsed: argparse.Namespace) -> int:
-    from cocodiff_compile.lab.launchers import adopt_launcher  # noqa: PLC0415
+    from cocodiff_compile.launch.launchers import adopt_launcher  # noqa: PLC0415
 
     _check_packages()
     if adopt_launcher(os.environ):

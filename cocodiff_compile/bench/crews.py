@@ -21,10 +21,10 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from cocodiff_compile.bench.cases import rank_device
 from cocodiff_compile.bench.ways import MAIN_CREW
 from cocodiff_compile.bench.worker import Worker
 from cocodiff_compile.lab.local_ranks import end_with_parent
+from cocodiff_compile.launch.init_distributed import join_ranks, take_device
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -169,16 +169,8 @@ def _serve(end: Connection, parent: int) -> None:
 def _join_world(address: str | None = None, rank: int = -1, num_ranks: int = -1) -> None:
     """The process group of all ranks: torchrun's, or the one that meets at `address`."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    device = rank_device()
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device.index)
-    dist.init_process_group(
-        "gloo" if device.type == "cpu" else None,
-        init_method=address,
-        rank=rank,
-        world_size=num_ranks,
-        timeout=_TIMEOUT,
-    )
+    take_device()
+    join_ranks(timeout=_TIMEOUT, init_method=address, rank=rank, num_ranks=num_ranks)
 
 
 def _agree_on_port() -> int:

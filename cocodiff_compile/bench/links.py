@@ -13,9 +13,9 @@ from pathlib import Path
 from torch import distributed as dist
 
 from cocodiff_compile.agreement.all_ranks import gathered, largest
-from cocodiff_compile.bench.cases import rank_device
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, Link, find_cluster, set_link
+from cocodiff_compile.launch.init_distributed import rank_device
 
 LINKS_VARIABLE = "COCODIFF_BENCH_LINKS"
 _HEADER_BYTES = 66

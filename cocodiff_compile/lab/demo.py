@@ -1,25 +1,31 @@
 """`cocodiff demo`: a small diffusion transformer, denoised eagerly in one process and compiled by
-backend "cocodiff" on local gloo ranks, and how far the two are apart.
+backend "cocodiff" on local gloo ranks, and how far the two are apart. Under a launcher: on the
+ranks that it started.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
 import cocodiff_compile
+from cocodiff_compile.agreement.all_ranks import gathered
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.progress import Say, timed_sayer
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
+from cocodiff_compile.launch.init_distributed import init_distributed
+from cocodiff_compile.launch.launchers import Launch, find_launch
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.describe import format_bytes, format_graph, format_table
 
@@ -43,6 +49,9 @@ class DemoSettings:
     def small_model(self) -> SmallModel:
         return SMALL_MODELS[self.model]
 
+    def build(self, device: torch.device) -> torch.nn.Module:
+        return self.small_model.build(heads=self.heads, head_size=self.head_size).to(device)
+
 
 @dataclass(frozen=True)
 class Denoised:
@@ -54,26 +63,55 @@ class Denoised:
 
 def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
     """Runs and prints the demo; the exit status, 0 if all held."""
+    launch = find_launch(os.environ)
+    if launch is not None:
+        return _run_on_started_ranks(settings, json_file, launch)
     num_ranks = NUM_NODES * TILES_PER_NODE
     progress = _Progress()
     progress.say(f"{settings.model}: small model, random weights, {settings.steps} steps")
     progress.say("one process, eager")
-    eager = _denoise_eagerly(settings, progress)
+    cpu = torch.device("cpu")
+    eager = _denoise_eagerly(settings, cpu, lambda text: progress.say(f"  {text}"))
     progress.say(
         f"{num_ranks} gloo ranks ({NUM_NODES} emulated nodes x {TILES_PER_NODE} tiles), "
         "compiled by backend 'cocodiff'; the first step compiles"
     )
     with progress.while_waiting("  still compiling"):
         ranks = run_local_ranks(
-            _compiled_rank,
+            _local_rank,
             num_ranks,
             settings,
             timeout_s=1200,
             ranks_per_node=TILES_PER_NODE,
             on_message=progress.from_rank,
         )
-    result = _compare(settings, eager, ranks)
-    print("\n" + format_graph(ranks[0]["graphs"][0]))
+    return _put_out(_compare(settings, eager, ranks, NUM_NODES), ranks[0]["graphs"][0], json_file)
+
+
+def _run_on_started_ranks(settings: DemoSettings, json_file: Path | None, launch: Launch) -> int:
+    """As one of them. The first also denoises alone, and compares."""
+    settings = replace(settings, heads=max(settings.heads, launch.num_ranks))
+    device = init_distributed()
+    say = _quiet if launch.rank else timed_sayer()
+    try:
+        say(f"{launch.num_ranks} ranks started by {launch.launcher}, {device.type}")
+        ranks = gathered(_compiled_rank(settings, device, say))
+        if launch.rank:
+            return 0
+        say("one process, eager")
+        eager = _denoise_eagerly(settings, device, say)
+        num_nodes = launch.num_ranks // launch.ranks_here
+        result = _compare(settings, eager, ranks, num_nodes)
+        return _put_out(result, ranks[0]["graphs"][0], json_file)
+    finally:
+        dist.destroy_process_group()
+
+
+def _quiet(_text: str) -> None: ...
+
+
+def _put_out(result: dict[str, Any], graph: dict[str, Any], json_file: Path | None) -> int:
+    print("\n" + format_graph(graph))
     print("\n" + _format_result(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
@@ -109,21 +147,23 @@ class _Progress:
             self.say(f"  rank 0: {text}")
 
 
-def _denoise_eagerly(settings: DemoSettings, progress: _Progress) -> Denoised:
-    small = settings.small_model
-    model = small.build(heads=settings.heads, head_size=settings.head_size)
-    return _denoise(settings, model, model, lambda text: progress.say(f"  {text}"))
+def _denoise_eagerly(settings: DemoSettings, device: torch.device, say: Say) -> Denoised:
+    model = settings.build(device)
+    return _denoise(settings, model, model, say)
 
 
-def _compiled_rank(_rank: int, _num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
-    small = settings.small_model
-    model = small.build(heads=settings.heads, head_size=settings.head_size)
+def _local_rank(_rank: int, _num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
+    return _compiled_rank(settings, torch.device("cpu"), tell_parent)
+
+
+def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> dict[str, Any]:
+    small, model = settings.small_model, settings.build(device)
     expected = small.num_ulysses_attentions(model)
     parallelize(model)
     options: dict[str, Any] = {"debug_dir": settings.debug_dir}
     compiled = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
     with cocodiff_compile.collect_reports() as reports:
-        denoised = _denoise(settings, model, compiled, tell_parent)
+        denoised = _denoise(settings, model, compiled, say)
     return {
         "denoised": denoised,
         "graphs": [report.summary for report in reports],
@@ -151,14 +191,15 @@ def _denoise(
         begin = time.perf_counter()
         with torch.no_grad():
             predicted = small.sample(call(**small.denoise_input(inputs, latents, timestep)))
+        torch.get_device_module(latents.device).synchronize()
         seconds.append(time.perf_counter() - begin)
         latents = scheduler.step(predicted, timestep, latents, return_dict=False)[0]
         say(f"step {number}/{settings.steps}, {seconds[-1]:.2f} s")
-    return Denoised(latents, seconds)
+    return Denoised(latents.cpu(), seconds)
 
 
 def _compare(
-    settings: DemoSettings, eager: Denoised, ranks: list[dict[str, Any]]
+    settings: DemoSettings, eager: Denoised, ranks: list[dict[str, Any]], num_nodes: int
 ) -> dict[str, Any]:
     sites = [site for graph in ranks[0]["graphs"] for site in graph["sites"]]
     outcomes = [rank["denoised"].latents for rank in ranks]
@@ -168,7 +209,7 @@ def _compare(
     return {
         "settings": asdict(settings),
         "ranks": len(ranks),
-        "nodes": NUM_NODES,
+        "nodes": num_nodes,
         "sites": len(sites),
         "expected_sites": expected,
         "declined": sum(len(graph["declined"]) for graph in ranks[0]["graphs"]),
@@ -188,17 +229,18 @@ def _compare(
 
 
 def _format_result(result: dict[str, Any]) -> str:
+    ranks = f"{result['ranks']} ranks"
     size = format_bytes(result["exchange_bytes_per_step_and_rank"])
     rows = [
         ("sites found", f"{result['sites']} of {result['expected_sites']} Ulysses attentions"),
         ("graphs, declined", f"{result['graphs']}, {result['declined']}"),
         ("exchanges per step", result["exchanges_per_step"]),
         ("bytes into exchanges, per step and rank", size),
-        ("largest difference, 4 ranks compiled to 1 process eager", _difference(result)),
+        (f"largest difference, {ranks} compiled to 1 process eager", _difference(result)),
         ("all ranks hold the same latents, bit for bit", "yes" if result["ranks_agree"] else "NO"),
         ("eager step, 1 process", f"{result['eager_step_s']:.3f} s"),
-        ("first compiled step, 4 ranks sharing this machine", _seconds(result, "first_")),
-        ("compiled step, 4 ranks sharing this machine", _seconds(result, "")),
+        (f"first compiled step, {ranks}", _seconds(result, "first_")),
+        (f"compiled step, {ranks}", _seconds(result, "")),
         ("verdict", "ok" if result["ok"] else "NOT ok"),
     ]
     return format_table(("what", "value"), rows)

@@ -19,6 +19,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from cocodiff_compile.agreement.all_ranks import from_first_rank, gathered
 from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
+from cocodiff_compile.backends.choose import device_backend
+from cocodiff_compile.backends.installed import properties_of
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
 from cocodiff_compile.graph.records import Recognition
@@ -31,11 +33,6 @@ _EXCHANGES = 4
 _SHARE_S = 0.1
 """Some slices of time of the system's scheduler."""
 
-_GUESSES = {
-    "cpu": Device("cpu, a guess", 60e9, 8e9, 1.0, 0.5, 1.0, 20e-6),
-    "accelerator": Device("accelerator, a guess", 300e12, 1.5e12, 0.6, 0.5, 0.8, 5e-6),
-}
-
 _measured: PerWorld[dict[tuple[str, torch.dtype], Device]] = PerWorld(dict)
 
 
@@ -47,10 +44,15 @@ def find_device(found: Recognition, live: bool) -> Device:
     known = _measured.get()
     if key not in known:
         if not (live and ranks_are_real()):
-            return _GUESSES["cpu" if value.device.type == "cpu" else "accelerator"]
+            return _unmeasured(value.device)
         with outside_the_compiler(), torch.no_grad():
             known[key] = agreed_device(value.device, value.dtype, find_group(exchange.group))
     return known[key]
+
+
+def _unmeasured(device: torch.device) -> Device:
+    backend, properties = device_backend(device.type), properties_of(device)
+    return backend.cost_of(properties.name) if properties else backend.guess
 
 
 def agreed_device(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Device:

@@ -4,32 +4,10 @@ nothing.
 
 from __future__ import annotations
 
+from cocodiff_compile.backends.cuda import H100
+from cocodiff_compile.backends.xpu import AURORA_TILE
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.schedule.device import Device
-
-MICROSECOND = 1e-6
-
-
-# 256 TFLOP/s is what a bf16 GEMM reaches on a tile, no peak; models reach a part of it.
-AURORA_TILE = Device(
-    "aurora-tile",
-    256e12,
-    1e12,
-    matmul_efficiency=0.8,
-    attention_efficiency=0.5,
-    memory_efficiency=0.8,
-    launch_s=5 * MICROSECOND,
-)
-# Peaks of the SXM data sheet: bf16 without sparsity, HBM3.
-H100 = Device(
-    "h100",
-    989e12,
-    3.35e12,
-    matmul_efficiency=0.6,
-    attention_efficiency=0.5,
-    memory_efficiency=0.8,
-    launch_s=3 * MICROSECOND,
-)
 
 DEVICES = {device.name: device for device in (AURORA_TILE, H100)}
 

@@ -16,26 +16,15 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 
-from cocodiff_compile.topology.axes import Axis, Link, Topology
-from cocodiff_compile.topology.presets import (
-    GB,
-    INFINIBAND,
-    MICROSECOND,
-    NVLINK,
-    SLINGSHOT,
-    TILE,
-    XE_LINK,
-)
+from cocodiff_compile.backends.choose import device_backend
+from cocodiff_compile.backends.device_backend import MachineKind
+from cocodiff_compile.backends.installed import properties_of
+from cocodiff_compile.topology.axes import Axis, Topology
 
 MAX_AXES = 3
-
-# What gloo gave between processes of one host, in order of magnitude; the other is 10 Gbit/s.
-LOOPBACK = Link("loopback", 1 * GB, 2 * GB, latency_s=500 * MICROSECOND)
-ETHERNET = Link("ethernet", 1.25 * GB, 2.5 * GB, latency_s=100 * MICROSECOND)
 
 
 @dataclass(frozen=True)
@@ -49,24 +38,6 @@ class RankPlace:
 
 
 @dataclass(frozen=True)
-class MachineKind:
-    """Default figures of a kind of machine, for what was not measured."""
-
-    inside: str
-    tile: Link
-    local: Link
-    node: Link
-    copy_bytes_per_s: float
-
-
-MACHINE_KINDS = {
-    "cpu": MachineKind("local", LOOPBACK, LOOPBACK, ETHERNET, 2 * GB),
-    "cuda": MachineKind("gpu", NVLINK, NVLINK, INFINIBAND, 3000 * GB),
-    "xpu": MachineKind("gpu", TILE, XE_LINK, SLINGSHOT, 1000 * GB),
-}
-
-
-@dataclass(frozen=True)
 class Detected:
     """The topology of a live group, and what of the machine could not be used, as sentences."""
 
@@ -76,7 +47,7 @@ class Detected:
 
 def detect(places: Sequence[RankPlace]) -> Detected:
     """The axes of a group whose ranks, in group order, run at these places; pure."""
-    kind = MACHINE_KINDS.get(places[0].device_type, MACHINE_KINDS["cpu"])
+    kind = device_backend(places[0].device_type).machine
     per_host, reason = _equal_runs([place.host for place in places], "hosts")
     if reason:
         axes = [Axis("rank", len(places), kind.node)]
@@ -144,25 +115,11 @@ def place_of_this_rank(device: torch.device) -> RankPlace:
     """
     agent = os.environ.get("GROUP_RANK")
     host = platform.node() + (f"/{agent}" if agent else "")
-    properties = _device_properties(device)
+    properties = properties_of(device)
     if properties is None:
         return RankPlace(host, device.type)
-    card = _xpu_card(properties.uuid) if device.type == "xpu" else str(properties.uuid)
+    card = device_backend(device.type).card_of(properties)
     return RankPlace(host, device.type, properties.name, card)
-
-
-def _device_properties(device: torch.device) -> Any:
-    if device.type == "xpu" and torch.xpu.is_available():
-        return torch.xpu.get_device_properties(device)
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(device)
-    return None
-
-
-def _xpu_card(uuid: Any) -> str:
-    """Intel's driver puts vendor, product and PCI address first, the tile into the last byte."""
-    data = bytes(getattr(uuid, "bytes", uuid))
-    return data[:-1].hex() if any(data) else ""
 
 
 def _short(ranks: Sequence[int]) -> str:

@@ -12,6 +12,8 @@ from torch import distributed as dist
 
 from cocodiff_compile.agreement.all_ranks import from_first_rank, gathered
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.launch.init_distributed import init_distributed
+from cocodiff_compile.launch.launchers import find_launch
 from cocodiff_compile.topology import probe_cache
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import RankPlace, detect, place_of_this_rank
@@ -30,16 +32,16 @@ class LiveTopology:
     """The ranks tried to measure and could not."""
 
 
-def live_topology_under_torchrun() -> LiveTopology:
-    """Brings up gloo from torchrun's variables, for the `cocodiff topology auto` command."""
-    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+def live_topology_under_launcher() -> LiveTopology:
+    """Joins the ranks that were started, for the `cocodiff topology auto` command."""
+    if find_launch(os.environ) is None:
         raise UserError(
             "'auto' detects and measures live ranks; start them: "
             "torchrun --nproc-per-node 4 -m cocodiff_compile.cli topology auto"
         )
-    dist.init_process_group("gloo")
+    device = init_distributed()
     try:
-        return live_topology(torch.device("cpu"))
+        return live_topology(device)
     finally:
         dist.destroy_process_group()
 

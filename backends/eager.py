@@ -1,0 +1,36 @@
+"""`torch.compile(model, backend="cocodiff_eager")`: every pass, no code generation.
+
+For whoever debugs a pass: options, reports, agreement of ranks and process groups are those of
+backend "cocodiff"; then the graph that the passes left runs as it stands, op by op. What is wrong
+here too is not Inductor's doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from cocodiff_compile.agreement.failures import failures_told
+from cocodiff_compile.backends.cocodiff import compile_graph
+from cocodiff_compile.compat import make_boxed_func
+from cocodiff_compile.config import CompileConfig
+
+
+def cocodiff_eager(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Any:
+    """The backend that Dynamo calls, once per graph. `mode` is checked, and changes nothing."""
+    with failures_told():
+        config = CompileConfig.from_options(options)
+        return compile_graph(gm, example_inputs, config, run_as_it_stands, mode)
+
+
+def run_as_it_stands(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:
+    """In place of Inductor's code: the graph."""
+    return make_boxed_func(gm.forward)

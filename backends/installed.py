@@ -1,0 +1,95 @@
+"""What this Python and this machine have, as one record: which devices torch sees, which
+communication backends it was built with, which legacy packages lie beside it.
+
+Versions are read from metadata. Nothing but torch is imported to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+LEGACY_PACKAGES = {
+    "intel-extension-for-pytorch": "intel_extension_for_pytorch",
+    "oneccl-bind-pt": "oneccl_bindings_for_pytorch",
+}
+"""Intel's packages from before torch had XPU and xccl of its own: distribution -> module."""
+
+_BUILT_IN: dict[str, Callable[[], bool]] = {
+    "gloo": dist.is_gloo_available,
+    "mpi": dist.is_mpi_available,
+    "nccl": dist.is_nccl_available,
+    "xccl": dist.is_xccl_available,
+}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """`device_counts` has the accelerators that are there; `built_in` torch's own communication
+    backends; `packages` the version of each legacy package that is installed.
+    """
+
+    torch: str
+    device_counts: Mapping[str, int] = field(default_factory=dict)
+    built_in: frozenset[str] = frozenset({"gloo"})
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+_ACCELERATORS: dict[str, Any] = {"cuda": torch.cuda, "xpu": torch.xpu}
+
+
+def installed_here() -> Installed:
+    """As this process finds it."""
+    counts = {kind: module.device_count() for kind, module in _ACCELERATORS.items()}
+    return Installed(
+        torch=torch.__version__,
+        device_counts={kind: count for kind, count in counts.items() if count},
+        built_in=frozenset(name for name, is_there in _BUILT_IN.items() if is_there()),
+        packages=legacy_versions(),
+    )
+
+
+def properties_of(device: torch.device) -> Any:
+    """What the driver says of an accelerator; None of what is none, or not there."""
+    module = _ACCELERATORS.get(device.type)
+    if module is None or not module.is_available():
+        return None
+    return module.get_device_properties(device)
+
+
+def legacy_versions() -> dict[str, str]:
+    """Of the legacy packages that are installed."""
+    found: dict[str, str] = {}
+    for package in LEGACY_PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def why_not_legacy(package: str, installed: Installed) -> str:
+    """Why a legacy package must not be imported; empty if it may.
+
+    Release x.y is built for torch x.y and does not pin it: beside another torch its import fails
+    with whatever error comes first.
+    """
+    if package not in installed.packages:
+        return f"{package} is not installed"
+    found = installed.packages[package]
+    if _series(found) == _series(installed.torch):
+        return ""
+    return (
+        f"{package} {found} is made for torch {_series(found)}, this is {installed.torch}: "
+        "never imported"
+    )
+
+
+def _series(text: str) -> str:
+    """2.8.0+xpu -> 2.8"""
+    return ".".join(text.partition("+")[0].split(".")[:2])

@@ -1,0 +1,1 @@
+"""`cocodiff doctor`: what this machine has, what of it is used, and what would go wrong."""

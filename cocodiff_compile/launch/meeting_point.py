@@ -1,0 +1,51 @@
+"""Where ranks meet: MASTER_ADDR and MASTER_PORT, as given or found out.
+
+Ranks of one node meet on it. Those of several need the address of the first one's node, the same on
+all of them: Slurm names it, other launchers leave it to the job script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from cocodiff_compile.errors import UserError
+
+DEFAULT_PORT = "29500"
+_NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+
+
+def meeting_point(
+    environment: Mapping[str, str], launcher: str, is_one_node: bool
+) -> dict[str, str]:
+    """Both variables. UserError with several nodes of which nobody says which is the first."""
+    address = environment.get("MASTER_ADDR") or _address(environment, launcher, is_one_node)
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": environment.get("MASTER_PORT") or DEFAULT_PORT,
+    }
+
+
+def _address(environment: Mapping[str, str], launcher: str, is_one_node: bool) -> str:
+    if is_one_node:
+        return "127.0.0.1"
+    found = _first_slurm_node(environment) if launcher == "Slurm" else ""
+    if found:
+        return found
+    raise UserError(
+        f"{launcher} started ranks on several nodes: set MASTER_ADDR to the first one's address, "
+        "the same on all of them"
+    )
+
+
+def _first_slurm_node(environment: Mapping[str, str]) -> str:
+    for name in _NODE_LISTS:
+        if first := first_node(environment.get(name, "")):
+            return first
+    return environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
+
+
+def first_node(node_list: str) -> str:
+    """Of a list in Slurm's short form, like `nid[001-004,7],login1`; empty if it cannot be read."""
+    match = re.match(r"([\w.-]+?)(?:\[(\d+)[^\[\]]*\])?(?:,|$)", node_list)
+    return f"{match[1]}{match[2] or ''}" if match else ""
