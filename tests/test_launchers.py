@@ -25,7 +25,13 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
     "SLURM_NODEID": "1",
 }
-BATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+BATCH = {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
 HERE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
 
 
@@ -94,6 +100,7 @@ def test_where_ranks_meet(environment: dict[str, str], address: str) -> None:
     [
         (OPEN_MPI, "Open MPI started ranks on several nodes: set MASTER_ADDR"),
         (MPICH, "MPICH or Intel MPI started ranks on several nodes: set MASTER_ADDR"),
+        (MPICH | BATCH, "MPICH or Intel MPI started ranks on several nodes: set MASTER_ADDR"),
         (PALS | {"PMI_SIZE": "4"}, "PALS started ranks on several nodes: set MASTER_ADDR"),
         (SLURM, "Slurm started ranks on several nodes: set MASTER_ADDR"),
         (PALS, "rank 3, but says nothing of PMI_SIZE or WORLD_SIZE: export WORLD_SIZE"),

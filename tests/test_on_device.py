@@ -69,7 +69,7 @@ def test_inductors_code_keeps_the_order_of_the_graph(kind: str, tmp_path: Path) 
         return compile_graph(gm, inputs, config, keep, live=False, device=CPU.guess)
 
     torch._dynamo.reset()
-    options = {"topology": slow_links(tmp_path / "slow.json"), "head_chunks": 1}
+    options = {"topology": slow_links(tmp_path / "slow.json"), "head_chunks": 1, "token_chunks": 1}
     config = CompileConfig.from_options(options)
     with fake_ranks(2), torch.no_grad():
         model = Block().eval().to(kind)
