@@ -167,13 +167,9 @@ class _Rewriting:
     def rewrite(self, site: UlyssesSite, omitted: float) -> None:
         """`omitted`: the share of tokens that are not sent."""
         planned = self._plan(site)
-        done: set[Node] = set()
-        if omitted:
-            try:
-                done = self._omit_tokens(site, planned, omitted)
-            except CutUnknown as unknown:
-                reason = f"no tokens are left out: {unknown}"
-                self.declined.append(Declined(site.attention.output, reason, site.module_path))
+        by_role = {role: rewrite for rewrite, roles in planned.values() for role in roles}
+        tokens = self._plan_tokens(site, by_role, omitted) if omitted else None
+        done = self._omit_tokens(site, by_role, tokens) if tokens else set()
         for start, (rewrite, roles) in planned.items():
             if start not in done:
                 self._rewrite_whole(start, rewrite, _most_bits(self.how.travel, roles))
@@ -210,22 +206,31 @@ class _Rewriting:
         if self.how.measures_drift and not self.how.travel.is_anew:
             self.losses.append(lost())
 
-    def _omit_tokens(self, site: UlyssesSite, planned: _Planned, omitted: float) -> set[Node]:
-        """The starts of all exchanges that are rewritten so; CutUnknown, and nothing done, if it
-        cannot be told which rows these are.
-        """
-        _refuse_tokens(site)
-        by_role = {role: rewrite for rewrite, roles in planned.values() for role in roles}
-        streams = self._streams(site, by_role["v"], omitted)
-        output = None
-        if self.how.travel.reuses_output:
-            output = plan_output(site, streams, by_role["q"].flat.wait, by_role["o"].flat.source)
-        rows = SentRows(self.inline.graph, by_role["v"].choose_tokens(streams), streams)
+    def _plan_tokens(
+        self, site: UlyssesSite, by_role: _ByRole, omitted: float
+    ) -> _TokenPlan | None:
+        """None, and why not, if it cannot be told which rows are those of a token."""
+        try:
+            _refuse_tokens(site, self.how.travel.reuses_output)
+            streams = self._streams(site, by_role["v"], omitted)
+            if not self.how.travel.reuses_output:
+                return _TokenPlan(streams)
+            query, packed = by_role["q"].flat.wait, by_role["o"].flat.source
+            return _TokenPlan(streams, plan_output(site, streams, query, packed))
+        except CutUnknown as unknown:
+            reason = f"no tokens are left out: {unknown}"
+            self.declined.append(Declined(site.attention.output, reason, site.module_path))
+            return None
+
+    def _omit_tokens(self, site: UlyssesSite, by_role: _ByRole, plan: _TokenPlan) -> set[Node]:
+        """The starts of all exchanges that are rewritten so."""
+        chosen = by_role["v"].choose_tokens(plan.streams)
+        rows = SentRows(self.inline.graph, chosen, plan.streams)
         for leg in (site.v, site.k, site.q):
             arrived = self._omit_rows(leg, by_role[leg.role], rows)
         done = {leg.exchange.start for leg in (site.v, site.k, site.q)}
-        if output is not None:
-            self._omit_output(site, by_role["o"], rows, output, arrived)
+        if plan.output is not None:
+            self._omit_output(site, by_role["o"], rows, plan.output, arrived)
             done.add(site.o.exchange.start)
         self.replaced.update(rows.replaced)
         return done
@@ -269,7 +274,15 @@ class _Rewriting:
         self.unused += [node for node in plan.rows.steps if node not in plan.streams]
 
 
-_Planned: TypeAlias = "Mapping[Node, tuple[RememberedExchange, tuple[Role, ...]]]"
+_ByRole: TypeAlias = "Mapping[Role, RememberedExchange]"
+
+
+@dataclass(frozen=True)
+class _TokenPlan:
+    """How many tokens of which streams are sent; and how O is computed of them, if it is."""
+
+    streams: Streams
+    output: PickPlan | None = None
 
 
 def _most_bits(travel: Travel, roles: Iterable[Role]) -> int:
@@ -295,12 +308,13 @@ def _can_remember(
     return is_asked and any(not _why_not(piece, group) for piece in exchange.pieces)
 
 
-def _refuse_tokens(site: UlyssesSite) -> None:
+def _refuse_tokens(site: UlyssesSite, reuses_output: bool) -> None:
     """Tokens that cannot be told apart travel by the other rules."""
     legs = (site.q, site.k, site.v)
-    for leg in legs:
+    for leg in (*legs, site.o) if reuses_output else legs:
         if reason := _why_not(leg.exchange, leg.head_size):
             raise CutUnknown(reason)
+    for leg in legs:
         if leg.exchange.chunks:
             raise CutUnknown("its exchanges are cut into chunks")
         if leg.exchange.token_rows is None:

@@ -48,6 +48,17 @@ def test_all_is_every_model_type_grid_and_share() -> None:
     assert {case.shares for case in cases} == {(30, 50, 75, 90)}
 
 
+@pytest.mark.parametrize("grid", ["1x12", "2x12", "2x3"])
+def test_ranks_that_somebody_started_can_share_every_workload(grid: str) -> None:
+    cases = find_cases(_parsed(), grid)
+    assert {str(case.grid) for case in cases} == {grid}
+    for case in cases:
+        workload = case.workload
+        for size in (workload.heads, workload.image_tokens, workload.text_tokens):
+            assert size % case.grid.num_ranks == 0
+        assert (workload.heads, workload.image_tokens) >= (8, 1024)
+
+
 def test_the_workload_is_the_one_that_others_figures_are_known_for() -> None:
     (case,) = find_cases(_parsed("--models", "flux", "--dtypes", "fp32", "--grids", "2x1"))
     model = case.workload.build()

@@ -85,8 +85,6 @@ def test_a_process_that_nobody_started_as_a_rank_stays_as_it_is(
         (SLURM | {"SLURM_JOB_NODELIST": "nid[004-007]"}, "nid004"),
         (SLURM | {"SLURM_NODELIST": "a1,a2"}, "a1"),
         (SLURM | {"SLURM_STEP_NODELIST": "b7", "SLURM_JOB_NODELIST": "b[1-9]"}, "b7"),
-        (SLURM | {"SLURM_NODELIST": "r[1-2]n[1-2]", "SLURM_LAUNCH_NODE_IPADDR": "1.2"}, "1.2"),
-        (SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}, "10.1.1.1"),
     ],
 )
 def test_where_ranks_meet(environment: dict[str, str], address: str) -> None:
@@ -103,6 +101,9 @@ def test_where_ranks_meet(environment: dict[str, str], address: str) -> None:
         (MPICH | BATCH, "MPICH or Intel MPI started ranks on several nodes: set MASTER_ADDR"),
         (PALS | {"PMI_SIZE": "4"}, "PALS started ranks on several nodes: set MASTER_ADDR"),
         (SLURM, "Slurm started ranks on several nodes: set MASTER_ADDR"),
+        (SLURM | {"SLURM_NODELIST": "r[1-2]n[1-2]"}, "Slurm started ranks on several nodes: set"),
+        # Where srun was called is no place where a rank is.
+        (SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}, "Slurm started ranks on several nodes"),
         (PALS, "rank 3, but says nothing of PMI_SIZE or WORLD_SIZE: export WORLD_SIZE"),
         (MPICH | {"PMI_RANK": "x"}, "PMI_RANK='x' is no number"),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "is no number of ranks per node"),

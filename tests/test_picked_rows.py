@@ -81,7 +81,7 @@ def captured(way: Way) -> GraphModule:
 
 def cut_into_picked() -> RowCut:
     count = len(PICKED["first"])
-    return RowCut(0, BATCH, (count, TOKENS - count), picked=True)
+    return RowCut(0, BATCH, (count, TOKENS - count), picked=count)
 
 
 def begins(graph: Graph) -> dict[str, Node]:
@@ -160,7 +160,27 @@ def joins_other_rows(a: Tensor, b: Tensor, table: Tensor) -> Tensor:
     return torch.cat([rows, table.expand(BATCH, -1, -1)], 1)
 
 
-@pytest.mark.parametrize("way", [sums_over_rows, takes_some_rows, adds_streams, joins_other_rows])
+def norms_windows(a: Tensor, b: Tensor, table: Tensor) -> Tensor:
+    """Of four rows each: what is picked by the row lies in none of them."""
+    windows = torch.cat([by_token(a), by_token(b)], 1).reshape(BATCH, 2, TOKENS, SIZE)
+    return (windows - windows.mean(2, keepdim=True)).reshape(BATCH, 2 * TOKENS, SIZE) * table
+
+
+def joins_beside(a: Tensor, b: Tensor, _table: Tensor) -> Tensor:
+    return torch.cat([by_token(a), by_token(b)], 2)
+
+
+def adds_to_joined(a: Tensor, b: Tensor, table: Tensor) -> Tensor:
+    return joined(a, b, table) + by_token(a).sum() * 0
+
+
+MIXING = [
+    *(sums_over_rows, takes_some_rows, adds_streams, joins_other_rows),
+    *(norms_windows, joins_beside, adds_to_joined),
+]
+
+
+@pytest.mark.parametrize("way", MIXING)
 def test_what_mixes_rows_is_refused(way: Way) -> None:
     graph = captured(way).graph
     (output,) = graph.output_node().all_input_nodes

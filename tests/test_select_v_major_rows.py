@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.aten import FUSED_ATTENTION, aten, parse_fused_attention
+from cocodiff_compile.graph.aten import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    FUSED_ATTENTION,
+    aten,
+    parse_fused_attention,
+)
 from cocodiff_compile.graph.delta_code import FULL
 from cocodiff_compile.graph.records import UlyssesSite
 from cocodiff_compile.v_major.travel import IN_FULL, Travel
@@ -224,14 +230,14 @@ def test_what_is_projected_together_is_computed_of_all_tokens() -> None:
 
 
 def test_queries_whose_output_is_reused_are_not_remembered() -> None:
-    without, reusing = (
-        Selective(model("sd3"), IN_FULL, travel).memory_inputs(travel)
-        for travel in (HALF, HALF_AND_OUTPUT)
-    )
-    assert len(without) == len(reusing)
-    coded = Travel((4, 4, 4, 4), 0.5, reuses_output=True)
-    both_sides = Selective(model("sd3"), IN_FULL, coded).memory_inputs(coded)
-    assert len(both_sides) == 8 * len(model("sd3").found.sites)
+    names = {}
+    for travel in (HALF, HALF_AND_OUTPUT):
+        graph = Selective(model("sd3"), IN_FULL, travel).variants[travel].graph
+        names[travel] = {node.name for node in graph.find_nodes(op="placeholder")}
+    for site in model("sd3").found.sites:
+        query, output = (f"held_{leg.exchange.start.name}" for leg in (site.q, site.o))
+        assert {query, output} & names[HALF] == {query}
+        assert {query, output} & names[HALF_AND_OUTPUT] == {output}
 
 
 def test_coded_tokens_whose_output_is_reused_are_remembered_the_same_by_both_sides() -> None:
@@ -281,11 +287,29 @@ def test_layers_must_be_as_many_as_attentions() -> None:
         Selective(model("flux"), IN_FULL, HALF, layers=(1.0, 1.0, 1.0))
 
 
-def test_without_room_to_tell_rows_apart_all_tokens_travel() -> None:
+UNCLEAR = {
+    "packed by stack": "Q, K and V travel together",
+    "norm and RoPE late": "by their place",
+    "matmuls with scale and mask": "by their place",
+    "mask": "has a mask with a row per query",
+    "replicated text": "joins rows of several blocks",
+}
+
+
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_where_rows_cannot_be_told_apart_all_tokens_travel(name: str) -> None:
     travel = HALF_AND_OUTPUT
-    selective = Selective(idiom("packed by stack"), IN_FULL, travel)
+    base = idiom(name)
+    selective = Selective(base, IN_FULL, travel, skips_unsent=True)
     (declined,) = selective.results[travel].declined
-    assert declined.reason == "no tokens are left out: Q, K and V travel together"
+    assert declined.reason.startswith("no tokens are left out: ")
+    assert UNCLEAR[name] in declined.reason
+    graph = selective.variants[travel].graph
+    for target in (ALL_TO_ALL, ALL_GATHER):
+        before, after = (
+            len(item.find_nodes(op="call_function", target=target)) for item in (base.graph, graph)
+        )
+        assert before == after
     for kind, inputs in zip((IN_FULL, travel), selective.base.inputs(2), strict=True):
         ours = selective.step(kind, inputs).outputs
         assert equal_on_every_rank(ours, selective.exact(inputs).outputs)

@@ -41,6 +41,12 @@ class Workload:
     def of_dtype(self, dtype: str) -> Workload:
         return replace(self, dtype=dtype)
 
+    def for_ranks(self, num_ranks: int) -> Workload:
+        """With heads and tokens that can be shared by so many: not every way pads them."""
+        sizes = ("heads", "image_tokens", "text_tokens")
+        shared = {name: -(-getattr(self, name) // num_ranks) * num_ranks for name in sizes}
+        return replace(self, **shared)
+
     def build(self) -> nn.Module:
         """The same weights on every rank and in every way, on this rank's accelerator if any."""
         model = self.small_model.build(

@@ -112,7 +112,8 @@ def _measure(parsed: argparse.Namespace) -> int:
     from cocodiff_compile.launch.launchers import adopt_launcher  # noqa: PLC0415
 
     _check_packages()
-    if adopt_launcher(os.environ):
+    launch = adopt_launcher(os.environ)
+    if launch is not None and launch.num_ranks > 1:
         return _measure_here(parsed)
     from cocodiff_compile.bench.run import run_cases  # noqa: PLC0415
     from cocodiff_compile.lab.cluster import check_can_emulate  # noqa: PLC0415
@@ -172,7 +173,7 @@ def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]
     shares = () if rates else _numbers(parsed, "shares", 1, 99) or SHARES
     return [
         Case(
-            WORKLOADS[model].of_dtype(dtype),
+            WORKLOADS[model].of_dtype(dtype).for_ranks(place.num_ranks),
             place,
             tuple(ways),
             tuple(int(share) for share in shares),

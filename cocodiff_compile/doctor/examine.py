@@ -19,7 +19,7 @@ from cocodiff_compile.backends.choose import (
 from cocodiff_compile.backends.device_backend import DeviceBackend
 from cocodiff_compile.backends.installed import Installed, why_not_legacy
 from cocodiff_compile.compat import TESTED_PYTHON, TESTED_TORCH
-from cocodiff_compile.doctor.finding import Finding
+from cocodiff_compile.doctor.finding import Finding, Status
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.launch.init_distributed import group_backend
 from cocodiff_compile.launch.launchers import Launch, adopt_launcher, find_launch
@@ -89,7 +89,8 @@ def _triton(wanted: str) -> Finding:
     try:
         flavours = sorted(import_module("triton.backends").backends)
     except Exception as error:  # whatever a package that does not fit raises
-        return Finding("triton", "problem", f"cannot be imported: {error!r}")
+        status: Status = "problem" if wanted else "warning"
+        return Finding("triton", status, f"cannot be imported: {error!r}")
     text = f"for {', '.join(flavours) or 'nothing'}"
     if wanted and wanted not in flavours:
         remedy = "install the triton of torch's own index"
@@ -143,6 +144,8 @@ def _launcher(patient: Patient) -> Iterator[Finding]:
             return
         meeting = dict(patient.environment)
         adopt_launcher(meeting)
+        if (count := patient.installed.device_counts.get(patient.device.name)) is not None:
+            patient.device.index_of(launch.local_rank, count)
     except UserError as error:
         yield Finding("launcher", "problem", str(error))
         return

@@ -62,8 +62,8 @@ def plan_picked(begin: Mapping[Node, RowCut], end: Node) -> PickPlan:
             raise CutUnknown(f"{node.name} reads all rows of {min(missing).name}")
         sources = list(dict.fromkeys(begin_of[source] for source in reads))
         begin_of[node] = sources[0] if len(sources) == 1 else None
-        if len(sources) > 1 and None not in sources:
-            streams = _joined_streams(node, begin_of, len(begin))
+        if len(sources) > 1:
+            streams = _joined_streams(node, steps[node].cut, begin_of, len(begin))
     if end not in steps:
         raise CutUnknown(f"{end.name} has none of the rows")
     return PickPlan(end, RowPlan(steps, 2, {}), begin_of, streams)
@@ -83,15 +83,16 @@ def _between(begin: Mapping[Node, RowCut], end: Node) -> list[Node]:
 
 
 def _joined_streams(
-    node: Node, begin_of: Mapping[Node, Node | None], count: int
+    node: Node, cut: RowCut, begin_of: Mapping[Node, Node | None], count: int
 ) -> tuple[Node, ...]:
     """Which begins' rows a concatenation puts one behind the other."""
-    tensors = bound(node)["tensors"] if node.target is aten.cat.default else ()
-    streams = [begin_of.get(item) for item in tensors]
-    known = tuple(item for item in streams if item is not None)
-    if not tensors or len(known) < len(tensors) or len(set(known)) < count:
-        raise CutUnknown(f"{node.name} joins rows of different streams")
-    return known
+    is_joining = node.target is aten.cat.default
+    if is_joining and bound(node)["dim"] % len(sizes_of(node)) == cut.dim:
+        streams = [begin_of.get(item) for item in bound(node)["tensors"]]
+        known = tuple(item for item in streams if item is not None)
+        if len(known) == len(streams) == len(set(known)) == count:
+            return known
+    raise CutUnknown(f"{node.name} joins rows of different streams")
 
 
 @dataclass
@@ -146,7 +147,7 @@ def multiply_rows(graph: Graph, matmul: Node, left: Node) -> Node:
 def flat_cut(count: int, before: int, tokens: int, numel: int) -> RowCut:
     """Of a message [before, tokens, behind] as one dim, `count` tokens of which are picked."""
     behind = numel // (before * tokens)
-    return RowCut(0, before, (count * behind, (tokens - count) * behind), picked=True)
+    return RowCut(0, before, (count * behind, (tokens - count) * behind), picked=count)
 
 
 def blocks_before(plan: PickPlan) -> int:

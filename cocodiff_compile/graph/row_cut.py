@@ -48,8 +48,8 @@ class RowCut:
     dim: int
     outer: int
     lengths: tuple[int, ...]
-    picked: bool = False
-    """Runs are no stretches: the first holds rows from anywhere, in their order."""
+    picked: int = 0
+    """If runs are no stretches: how many rows from anywhere the first one holds, in their order."""
 
     @property
     def rows(self) -> int:
@@ -167,13 +167,19 @@ def reshaped_cut(cut: RowCut, before: Sequence[int], after: Sequence[int], node:
             rows = size // outer
             if rows == cut.rows:
                 return replace(cut, dim=dim, outer=outer)
-            if scaled is None and all(n * rows % cut.rows == 0 for n in cut.lengths) and rows > 1:
+            if scaled is None and rows > 1 and _can_scale(cut, rows):
                 lengths = tuple(n * rows // cut.rows for n in cut.lengths)
                 scaled = replace(cut, dim=dim, outer=outer, lengths=lengths)
         ahead *= size
     if scaled is None:
         raise CutUnknown(f"{node.name} joins rows with what is outside of them, or cuts them")
     return scaled
+
+
+def _can_scale(cut: RowCut, rows: int) -> bool:
+    """Whether so many blocks stand for all rows; what was picked by the row lies in no block."""
+    is_whole = all(length * rows % cut.rows == 0 for length in cut.lengths)
+    return is_whole and cut.lengths[0] * rows // cut.rows >= cut.picked
 
 
 def _attention(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
@@ -257,7 +263,7 @@ def _concatenated(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
 def _joined_rows(node: Node, tensors: Sequence[Node], cuts: Mapping[Node, RowCut]) -> RowCut:
     """Tensors one behind the other: each run must stay one stretch of rows."""
     lengths = joined_lengths(node, tensors, cuts)
-    picked = any(cut.picked for cut in cuts.values())
+    picked = sum(cut.picked for cut in cuts.values())
     if picked and len(cuts) < len(tensors):
         raise CutUnknown(f"{node.name} joins rows of which none were picked")
     filled = [number for item in lengths for number, length in enumerate(item) if length]

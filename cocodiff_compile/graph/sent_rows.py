@@ -31,7 +31,7 @@ from cocodiff_compile.graph.picked_rows import (
 )
 from cocodiff_compile.graph.records import Leg, UlyssesSite
 from cocodiff_compile.graph.remembered_exchange import RememberedExchange, SentTokens
-from cocodiff_compile.graph.row_cut import RowCut, reshaped_cut, sizes_of
+from cocodiff_compile.graph.row_cut import RowCut, reshaped_cut, run_of_operand, sizes_of
 
 Quota: TypeAlias = "Callable[[int], int]"
 """How many of so many tokens are sent."""
@@ -51,7 +51,7 @@ def plan_leg(leg: Leg, packed: Node, quota: Quota) -> PickPlan:
         if node.target not in (aten.mm.default, aten.addmm.default) or size % batch:
             raise CutUnknown(f"{node.name} is no plain matmul")
         sent = quota(size // batch)
-        begin[node] = RowCut(0, batch, (sent, size // batch - sent), picked=True)
+        begin[node] = RowCut(0, batch, (sent, size // batch - sent), picked=sent)
     plan = plan_picked(begin, packed)
     if sum(plan.stream_rows) != tokens or blocks_before(plan) != before * leg.exchange.num_ranks:
         raise CutUnknown(f"where the tokens of {leg.role.upper()} lie is unclear")
@@ -73,11 +73,21 @@ def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) 
     count = sum(sent for _, sent in streams)
     flat = flat_cut(count, before * site.q.exchange.num_ranks, tokens, numel)
     plan = plan_picked({query: reshaped_cut(flat, (numel,), sizes_of(query), query)}, output)
-    for node in plan.rows.steps:
-        others = [user for user in node.users if user not in plan.rows.steps]
-        if others and node is not output:
-            raise CutUnknown(f"{node.name} is read by {others[0].name} too")
+    _refuse_other_readers(plan, site.o)
+    for node, step in plan.rows.steps.items():
+        for source in step.by_run:
+            if source not in plan.rows.steps and run_of_operand(node, source, step.cut):
+                raise CutUnknown(f"{node.name} reads rows of {source.name} by their place")
     return plan
+
+
+def _refuse_other_readers(plan: PickPlan, leg: Leg) -> None:
+    """All that is computed of fewer rows must be for the exchange of `leg` alone."""
+    for node in plan.rows.steps:
+        for user in node.users:
+            is_sent = node is plan.end and user is leg.exchange.start
+            if user not in plan.rows.steps and not is_sent:
+                raise CutUnknown(f"{node.name} is read by {user.name} too")
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,7 @@ class SentRows:
         plan = plan_leg(leg, rewrite.flat.source, lambda tokens: sent.get(tokens, 0))
         if plan.stream_rows != tuple(tokens for tokens, _ in self.streams):
             raise CutUnknown(f"{leg.role.upper()} has other streams than V")
+        _refuse_other_readers(plan, leg)
         with self.graph.inserting_before(rewrite.flat.start):
             which = self._which_rows()
             given = {

@@ -64,7 +64,7 @@ class Denoised:
 def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
     """Runs and prints the demo; the exit status, 0 if all held."""
     launch = find_launch(os.environ)
-    if launch is not None:
+    if launch is not None and launch.num_ranks > 1:
         return _run_on_started_ranks(settings, json_file, launch)
     num_ranks = NUM_NODES * TILES_PER_NODE
     progress = _Progress()

@@ -131,8 +131,8 @@ def _ranks_here(environment: Mapping[str, str], name: str) -> int:
 
 
 def adopt_launcher(environment: MutableMapping[str, str]) -> Launch | None:
-    """Sets torchrun's variables in `environment` if a launcher started this process as one of
-    several ranks; None, and nothing set, if none did. UserError if ranks could not meet.
+    """Sets torchrun's variables in `environment` if a launcher started this process as a rank, even
+    as the only one; None, and nothing set, if none did. UserError if ranks could not meet.
     """
     launch = find_launch(environment)
     if launch is None:

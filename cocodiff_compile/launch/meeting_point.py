@@ -42,7 +42,7 @@ def _first_slurm_node(environment: Mapping[str, str]) -> str:
     for name in _NODE_LISTS:
         if first := first_node(environment.get(name, "")):
             return first
-    return environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    return ""
 
 
 def first_node(node_list: str) -> str:

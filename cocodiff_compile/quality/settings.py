@@ -17,8 +17,8 @@ POLICIES = ("paper", "paper-seen", "int8", "int4", "int3", "int2", "int1", "adap
 """What is compared unless something else is asked for."""
 _KNOWN = (
     "paper, paper-seen, intBITS (such as int4, or int2233 for Q, K, V and O apart; int2from8 codes "
-    "the first step too), adaptiveDB (such as adaptive40), omitPERCENT (such as omit50; omit50o "
-    "reuses output too, int4omit50o codes what is sent)"
+    "the first step too), adaptiveDB (such as adaptive40), omitPERCENT (such as omit50, of each "
+    "stream; omit50o reuses output too, int4omit50o codes what is sent)"
 )
 
 

@@ -9,29 +9,29 @@
 # From what must hold first to what takes long; each part writes below $OUT. Never run by this
 # project: docs/xpu.md says what to look at in which order, and what to send back.
 cd "$PBS_O_WORKDIR" || exit 1
+set -o pipefail # what fails behind a pipe has failed
 source examples/aurora/environment.sh
 OUT=${OUT:-aurora-$PBS_JOBID}
 mkdir -p "$OUT"
 
 # 1. One process: versions, xccl, triton, settings. It stops here if ranks cannot run.
-cocodiff doctor | tee "$OUT/doctor.txt"
-[ "${PIPESTATUS[0]}" -eq 0 ] || exit 1
+cocodiff doctor | tee "$OUT/doctor.txt" || exit 1
 cocodiff doctor --json > "$OUT/doctor.json"
 
 # 2. The tests that need one XPU, and nothing else.
-python -m pytest -m xpu -v 2>&1 | tee "$OUT/tests.txt"
+python -m pytest -m xpu -v 2>&1 | tee "$OUT/tests.txt" || exit 1
 
 # 3. All ranks: they meet, they know their tiles, results are those of one process.
 on_tiles cocodiff doctor > "$OUT/doctor-ranks.txt" 2>&1
-on_tiles cocodiff demo --json "$OUT/demo.json" 2>&1 | tee "$OUT/demo.txt"
+on_tiles cocodiff demo --json "$OUT/demo.json" 2>&1 | tee "$OUT/demo.txt" || exit 1
 
 # 4. The machine as measured, beside the preset.
-on_tiles cocodiff topology auto --save "$OUT/topology.json" 2>&1 | tee "$OUT/topology.txt"
+on_tiles cocodiff topology auto --save "$OUT/topology.json" 2>&1 | tee "$OUT/topology.txt" || exit 1
 cocodiff topology aurora --ranks "$NUM_RANKS" > "$OUT/topology-preset.txt"
 
 # 5. What the lab measures over emulated links, on the links there are.
 on_tiles cocodiff bench --models qwen-image,sd3.5 --dtypes bf16 --ways inductor,cocodiff \
-    --out "$OUT/bench" 2>&1 | tee "$OUT/bench.txt"
+    --out "$OUT/bench" 2>&1 | tee "$OUT/bench.txt" || exit 1
 
 # 6. Pipelines with real weights, stock and ours: WEIGHTS is a folder with both, fetched before.
 if [ -n "$WEIGHTS" ]; then
