@@ -35,7 +35,7 @@ EMITTED: dict[str, Callable[[Node], tuple[Any, ...]]] = {
     "a view": lambda node: (aten.permute.default, node, [1, 0]),
     "rows": lambda node: (aten.slice.Tensor, node, 0, 2, 5),
     "several": lambda node: (aten.split.Tensor, node, 4),
-    "a product": lambda node: (aten.mm.default, node, node.all_input_nodes[0]),
+    "a product": lambda node: (aten.mm.default, node, inputs(node.graph)[0]),
     "joined": lambda node: (aten.cat.default, [node, node], 1),
 }
 
@@ -59,7 +59,6 @@ def test_values_that_are_alike_are_one() -> None:
         for target in (aten.add.Tensor, aten.mul.Tensor)
     )
     assert first is second
-    assert first.device.type == "meta"
 
 
 def test_numbers_of_different_types_are_told_apart() -> None:

@@ -125,12 +125,13 @@ def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwa
     node = graph.call_function(target, args, kwargs)
     node.meta = provenance_of(like)
     fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
-    if isinstance(graph, Sketch):
-        node.meta["val"] = graph.called(target, fake_args, fake_kwargs)
-        return node
     mode = value_of(like).fake_mode  # type: ignore[attr-defined]
     with mode:
-        node.meta["val"] = target(*fake_args, **fake_kwargs)
+        node.meta["val"] = (
+            graph.called(target, fake_args, fake_kwargs)
+            if isinstance(graph, Sketch)
+            else target(*fake_args, **fake_kwargs)
+        )
     return node
 
 

@@ -1,8 +1,8 @@
 """A copy of a graph to try something on, at a small part of what the graph itself would take.
 
-Its values are shapes, strides and types: tensors without device or memory, one for all that are
-alike. What an op makes of them is asked once, however many layers call it. Costs and tasks of a
-sketch are those of the graph; no code can be made of it.
+All values of one layout are one tensor, and what an op makes of them is asked once, however many
+layers call it. Costs and tasks of a sketch are those of the graph. No code can be made of it: which
+values share memory is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from cocodiff_compile.compat import outside_the_compiler
 from cocodiff_compile.graph.records import Recognition, copied
 
 
@@ -26,18 +25,13 @@ class Sketch(Graph):
         self._results: dict[tuple[Callable[..., Any], str], Any] = {}
 
     def alike(self, value: Any) -> Any:
-        """What stands for a value of a graph: one tensor for all of its shape, strides and type."""
+        """What stands for a value: the first tensor of its shape, strides, type and device."""
         if isinstance(value, (tuple, list)):
             return type(value)(map(self.alike, value))
         if not isinstance(value, torch.Tensor):
             return value
-        key = repr((tuple(value.shape), value.stride(), value.dtype))
-        if key not in self._tensors:
-            with outside_the_compiler():
-                self._tensors[key] = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
-                )
-        return self._tensors[key]
+        layout = repr((tuple(value.shape), value.stride(), value.dtype, value.device))
+        return self._tensors.setdefault(layout, value)
 
     def called(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -45,9 +39,7 @@ class Sketch(Graph):
         """What an op gives for values of this graph."""
         key = target, repr((_named(args), _named(kwargs)))
         if key not in self._results:
-            with outside_the_compiler():
-                result = target(*args, **kwargs)
-            self._results[key] = self.alike(result)
+            self._results[key] = self.alike(target(*args, **kwargs))
         return self._results[key]
 
 
@@ -63,7 +55,7 @@ def _named(argument: Any) -> Any:
 def sketched(graph: Graph, found: Recognition) -> tuple[Graph, Recognition]:
     """A sketch of a graph, and what was found in it."""
     sketch = Sketch()
-    recognition = copied(graph, found, sketch)[1]
+    _, recognition = copied(graph, found, sketch)
     for node in sketch.nodes:
         if "val" in node.meta:
             node.meta["val"] = sketch.alike(node.meta["val"])
