@@ -27,6 +27,7 @@ from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.collect import GraphReport, collect_reports, publish
 from cocodiff_compile.say_once import forget_what_was_said
+from tests import hand_written
 from tests.captured import fake_ranks
 from tests.hand_written import diffusers_in, diffusers_out
 from tests.test_schedule_v_first import slow_links
@@ -84,7 +85,8 @@ def test_the_entry_point_is_registered() -> None:
 def test_the_eager_entry_point_runs_what_the_passes_left(tmp_path: Path) -> None:
     options = {"topology": slow_links(tmp_path / "slow.json"), "head_chunks": 2}
     with fake_ranks(2), torch.no_grad(), collect_reports() as reports:
-        compiled = torch.compile(Block().eval(), backend="cocodiff_eager", options=options)
+        model = hand_written.Block().eval()
+        compiled = torch.compile(model, backend="cocodiff_eager", options=options)
         result, codes = run_and_get_code(compiled, torch.ones(1, 64, WIDTH))
     assert result.shape == (1, 64, WIDTH)
     assert codes == []
