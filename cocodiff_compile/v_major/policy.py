@@ -82,7 +82,7 @@ class Adaptive:
     target_psnr_db: float
     warm_up: int = 1
     refresh: int = 0
-    gain_db: float = 7.5
+    gain_db: float = 6.0
     unknown_bits: int = 4
     """While no change was seen yet."""
 
