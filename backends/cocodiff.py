@@ -61,9 +61,20 @@ def cocodiff(
     mode: str | None = None,
 ) -> Any:
     """The backend that Dynamo calls, once per graph. `mode` means what it means to Inductor."""
+    return compile_called(gm, example_inputs, options, mode, compile_fx_inner)
+
+
+def compile_called(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any] | None,
+    mode: str | None,
+    generate: InnerCompile,
+) -> Any:
+    """What Dynamo calls for, whoever makes the code; other ranks are told if it fails."""
     with failures_told():
         config = CompileConfig.from_options(options)
-        return compile_graph(gm, example_inputs, config, compile_fx_inner, mode)
+        return compile_graph(gm, example_inputs, config, generate, mode)
 
 
 def compile_graph(

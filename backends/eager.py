@@ -12,10 +12,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from cocodiff_compile.agreement.failures import failures_told
-from cocodiff_compile.backends.cocodiff import compile_graph
+from cocodiff_compile.backends.cocodiff import compile_called
 from cocodiff_compile.compat import make_boxed_func
-from cocodiff_compile.config import CompileConfig
 
 
 def cocodiff_eager(
@@ -26,9 +24,7 @@ def cocodiff_eager(
     mode: str | None = None,
 ) -> Any:
     """The backend that Dynamo calls, once per graph. `mode` is checked, and changes nothing."""
-    with failures_told():
-        config = CompileConfig.from_options(options)
-        return compile_graph(gm, example_inputs, config, run_as_it_stands, mode)
+    return compile_called(gm, example_inputs, options, mode, run_as_it_stands)
 
 
 def run_as_it_stands(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:

@@ -101,8 +101,6 @@ class PickedRows(RowRuns):
     of them, joined.
     """
 
-    graph: Graph
-    plan: RowPlan
     which: Mapping[Node | None, Node] = field(default_factory=dict)
     _at: Node | None = None
     """The rows that what is emitted has."""
