@@ -13,6 +13,7 @@ from cocodiff_compile.bench.command import add_bench
 from cocodiff_compile.doctor.command import add_doctor
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.command import add_lab
+from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.quality.command import add_quality
 from cocodiff_compile.simulate.command import add_simulate
 from cocodiff_compile.topology.axes import Topology
@@ -130,6 +131,7 @@ def _run_demo(parsed: argparse.Namespace) -> int:
         return 2
     from cocodiff_compile.lab.demo import DemoSettings, run_demo  # noqa: PLC0415
 
+    avoid_broken_tiles()
     debug_dir = str(parsed.debug_dir) if parsed.debug_dir else None
     settings = DemoSettings(model=parsed.model, steps=parsed.steps, debug_dir=debug_dir)
     try:

@@ -63,7 +63,7 @@ DECLINED = {
 SLOW_LINKS = Device("fast next to the links", 1e12, 1e12, 1.0, 1.0, 1.0, 1e-7)
 FAST_LINKS = Device("slow next to the links", 1e6, 1e6, 1.0, 1.0, 1.0, 1e-7)
 ENOUGH = {"image_tokens": 192, "text_tokens": 48}
-"""Tokens of which six ranks have enough: MKL multiplies fewer than four rows another way."""
+"""Tokens of which six ranks have enough to cut."""
 
 
 @pytest.fixture(autouse=True)
@@ -253,7 +253,17 @@ def test_rows_that_a_library_computes_otherwise_stay_whole(
         ours, result = chunked(gm, 2)
     assert not result.changed
     assert "gives other bits for rows in runs of" in result.notes[0]
+    assert "MKL_CBWR" not in result.notes[0]  # it is set already
     assert str(ours.graph) == before
+
+
+def test_what_mkl_computes_otherwise_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MKL_CBWR")
+    monkeypatch.setattr(exact_rows, "_is_exact", lambda node, _step: node.target not in PROJECTION)
+    with fake_ranks(6):
+        gm, _ = _flux()
+        reason = rows_differ(plan_rows(gm.graph, recognize(gm.graph).sites, 2))
+    assert reason.endswith("with MKL_CBWR=AUTO,STRICT in the environment MKL computes rows alike")
 
 
 def test_rows_stay_whole_where_kernels_are_tuned_by_shape() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 
 MODELS = ("flux", "sd3.5", "qwen-image", "wan")
 SHARES = (30, 50, 75, 90)
@@ -79,6 +80,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
     try:
         if parsed.compare:
             return _compare(*parsed.compare)
+        avoid_broken_tiles()
         return _measure(parsed)
     except UserError as error:
         print(f"cocodiff bench: {error}", file=sys.stderr)

@@ -23,6 +23,7 @@ from cocodiff_compile.doctor.finding import Finding, Status
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.launch.init_distributed import group_backend
 from cocodiff_compile.launch.launchers import Launch, adopt_launcher, find_launch
+from cocodiff_compile.launch.matrix_tiles import SETTING, WITHOUT_TILES, tiles_are_broken
 from cocodiff_compile.topology.detect import detect, place_of_this_rank
 
 SETTING_PREFIXES = ("CCL_", "COCODIFF_", "FI_", "ZE_")
@@ -69,6 +70,13 @@ def _devices(patient: Patient) -> Iterator[Finding]:
     absent = [f"no {name}" for name in DEVICE_BACKENDS if name != "cpu" and name not in counts]
     found = [f"{count} {name}" for name, count in counts.items()] or ["cpu"]
     yield Finding("device", "ok", ", ".join([*found, *(f"{name} device" for name in absent)]))
+
+
+def _matrix_tiles(patient: Patient) -> Iterator[Finding]:
+    is_asked = patient.device.name == "cpu" and SETTING not in patient.environment
+    if is_asked and tiles_are_broken():
+        text = "bfloat16 matmuls die here of an illegal instruction, AMX is announced and does not "
+        yield Finding("AMX", "warning", f"{text}run: export {SETTING}={WITHOUT_TILES}")
 
 
 def _code_generation(patient: Patient) -> Iterator[Finding]:
@@ -199,6 +207,7 @@ def _untested(patient: Patient) -> Iterator[Finding]:
 _LOOKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
     _versions,
     _devices,
+    _matrix_tiles,
     _code_generation,
     _communication,
     _settings,

@@ -10,7 +10,8 @@ Status: TypeAlias = Literal["ok", "note", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A `problem` keeps ranks from running; a `warning` costs speed, or breaks another program."""
+    """A `problem` keeps ranks from running; a `warning` costs speed, or breaks something
+    else."""
 
     what: str
     status: Status

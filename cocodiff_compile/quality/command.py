@@ -12,6 +12,7 @@ from statistics import mean, median
 from typing import Any
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 
 _TIMEOUT_S = 3 * 3600.0
 
@@ -46,6 +47,7 @@ def run_quality(parsed: argparse.Namespace) -> int:
     """The exit status."""
     from cocodiff_compile.lab.progress import timed_sayer  # noqa: PLC0415
 
+    avoid_broken_tiles()
     try:
         results = [_measure(parsed, share, timed_sayer()) for share in _shares(parsed)]
     except UserError as error:

@@ -1,12 +1,13 @@
 """Whether a device computes a row alike whatever rows stand beside it: tried, op by op.
 
-Libraries choose kernels by shape, and another kernel may sum in another order: MKL multiplies fewer
-than four rows in a way of its own. So every matmul and attention that would run on some of its rows
-is called once on all of them and once run by run, with random data.
+Libraries choose kernels by shape, and another kernel may sum in another order: MKL multiplies few
+rows in a way of its own, unless it is told to be strict. So every matmul and attention that would
+run on some of its rows is called once on all of them and once run by run, with random data.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from cocodiff_compile.agreement.world import PerWorld
 from cocodiff_compile.compat import autotunes_matmuls, find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
+    PROJECTION,
     is_collective,
     is_heavy,
     is_tensor,
@@ -45,8 +47,19 @@ def rows_differ(plan: RowPlan) -> str:
             tried.add(key)
             if not _is_exact(node, step):
                 runs = "+".join(map(str, step.cut.lengths))
-                return f"{node.target} ({node.name}) gives other bits for rows in runs of {runs}"
+                what = f"{node.target} ({node.name}) gives other bits for rows in runs of {runs}"
+                return what + _remedy(node)
     return ""
+
+
+def _remedy(node: Node) -> str:
+    if node.target not in PROJECTION:
+        return ""
+    value = value_of(node)
+    is_mkl = value.device.type == "cpu" and value.dtype is torch.float32
+    if not is_mkl or "STRICT" in os.environ.get("MKL_CBWR", ""):
+        return ""
+    return "; with MKL_CBWR=AUTO,STRICT in the environment MKL computes rows alike"
 
 
 def rows_differ_on_any(plan: RowPlan, group: str, alone: bool) -> str:
