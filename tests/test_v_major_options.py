@@ -17,6 +17,8 @@ from cocodiff_compile.v_major.travel import IN_FULL, Travel
 KEYS = (
     "policy",
     "target_psnr_db",
+    "gain_db",
+    "rise_db",
     "bits",
     "first_bits",
     "omitted",
@@ -34,6 +36,8 @@ KEYS = (
 )
 OWNERS = {
     "target_psnr_db": "adaptive",
+    "gain_db": "adaptive",
+    "rise_db": "adaptive",
     "bits": "fixed",
     "first_bits": "fixed",
     "omitted": "fixed",
@@ -62,6 +66,8 @@ def test_nothing_given_is_an_adaptive_policy_with_one_step_that_stands_alone() -
 GOOD = [
     *(("policy", value, value) for value in ("adaptive", "fixed", "paper")),
     *(("target_psnr_db", value, value) for value in (10, 35, 42.5, 100)),
+    *(("gain_db", value, value) for value in (-50, 0, 4.5, 50)),
+    *(("rise_db", value, value) for value in (0, 4.5, 50)),
     *(("bits", value, Travel.all_in(value)) for value in BITS),
     ("bits", "full", IN_FULL),
     ("bits", {"q": 1, "k": 2, "v": 8, "o": "full"}, Travel((1, 2, 8, FULL))),
@@ -101,6 +107,14 @@ BAD = [
     *(
         ("target_psnr_db", value, "a number from 10 to 100")
         for value in (9.9, 101, 0, -40, "40", True, None, float("nan"), float("inf"), [40])
+    ),
+    *(
+        ("gain_db", value, "a number from -50 to 50")
+        for value in (-51, 50.1, "3", True, None, float("nan"), [3])
+    ),
+    *(
+        ("rise_db", value, "a number from 0 to 50")
+        for value in (-0.1, 51, "3", True, None, float("nan"), [3])
     ),
     *(
         ("bits", value, "1, 2, 3, 4, 8, or 'full'")
@@ -272,6 +286,7 @@ POLICIES = [
         Fixed(Travel((2, 2, 2, 2), 0.5), 1, 5, Travel((8, 8, 8, 8), is_anew=True)),
     ),
     ({"target_psnr_db": 35, "warm_up": 3, "refresh": 5}, Adaptive(35.0, 3, 5)),
+    ({"gain_db": -2, "rise_db": 7}, Adaptive(40.0, gain_db=-2.0, rise_db=7.0)),
     (
         {"policy": "fixed", "bits": "full", "omitted": 0.5, "reuse_output": True},
         Fixed(Travel((FULL,) * 4, 0.5, reuses_output=True), 1, 0),

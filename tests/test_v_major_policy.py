@@ -151,7 +151,7 @@ def test_adaptive_begins_anew_in_most_bits_if_these_keep_the_target(target: floa
 
 def test_adaptive_begins_in_full_for_the_highest_targets_only() -> None:
     firsts = [Adaptive(float(target)).first for target in range(10, 101)]
-    assert firsts == [ANEW] * 41 + [IN_FULL] * 50  # 8 bits are 44.1 dB off, 6 are gained
+    assert firsts == [ANEW] * 38 + [IN_FULL] * 53  # 8 bits are 44.1 dB off, 3 are gained
 
 
 @pytest.mark.parametrize("last", BITS)
@@ -162,15 +162,37 @@ def test_nothing_lost_needs_fewest_bits_and_a_huge_or_unknown_loss_most(last: in
         assert policy.choose(StepFacts(3, None, drift, travel)) == Travel.all_in(max(BITS))
 
 
-@given(targets, drifts, coded)
-def test_as_few_bits_as_keep_the_target(target: float, drift: float, last: int) -> None:
-    """By the rule of its docstring: loss in dB below what is carried, plus `gain_db`."""
-    policy = Adaptive(target)
-    chosen = bits_of(policy.choose(StepFacts(3, None, drift, Travel.all_in(last))))
+@given(targets, drifts, coded, st.none() | st.integers(3, 60), st.floats(-9, 9), st.floats(0, 9))
+def test_as_few_bits_as_keep_the_target(
+    target: float, drift: float, last: int, num_steps: int | None, gain_db: float, rise_db: float
+) -> None:
+    """By the rule of its docstring: loss in dB below what is carried, plus `gain_db`, and with the
+    steps up to `rise_db` more; not where nobody said how many there are.
+    """
+    step = 2
+    policy = Adaptive(target, gain_db=gain_db, rise_db=rise_db)
+    chosen = bits_of(policy.choose(StepFacts(step, num_steps, drift, Travel.all_in(last))))
     change = drift / distortion(last)
-    allowed = 10 ** ((policy.gain_db - target) / 10)
+    risen_db = rise_db * step / num_steps if num_steps else 0.0
+    allowed = 10 ** ((gain_db + risen_db - target) / 10)
     fits = [bits for bits in BITS if change * distortion(bits) <= allowed]
     assert chosen == (min(fits) if fits else max(BITS))
+
+
+@given(targets, drifts, coded, st.tuples(st.integers(1, 19), st.integers(1, 19)).map(sorted))
+def test_a_later_step_never_chooses_more_bits_for_the_same_change(
+    target: float, drift: float, last: int, ordered: list[int]
+) -> None:
+    facts = (StepFacts(step, 20, drift, Travel.all_in(last)) for step in ordered)
+    early, late = (bits_of(Adaptive(target).choose(item)) for item in facts)
+    assert late <= early
+
+
+def test_a_step_may_lose_more_at_the_end_of_a_picture_than_at_its_beginning() -> None:
+    travel = Travel.all_in(2)
+    drift = 10 ** ((8 - 40) / 10)  # 2 bits are 5 dB too few at first, and enough in the end
+    bits = [bits_of(Adaptive(40.0).choose(StepFacts(at, 50, drift, travel))) for at in (1, 30, 49)]
+    assert bits == [3, 2, 2]
 
 
 @given(st.tuples(targets, targets).map(sorted), drifts, coded)

@@ -21,6 +21,11 @@ class VMajorOptions:
     """"adaptive": bits follow the target. "fixed": the same in every step. "paper": as CoCoDiff."""
     target_psnr_db: float = 40.0
     """adaptive: how close to the exact picture."""
+    gain_db: float = Adaptive.gain_db
+    """adaptive: by how much less than the target what is carried may exceed what is lost, in the
+    first step; a model's own."""
+    rise_db: float = Adaptive.rise_db
+    """adaptive: how much more the last step may lose than the first."""
     bits: Travel = Travel.all_in(4)  # noqa: RUF009  (frozen)
     """fixed: of each role."""
     first_bits: int = FULL
@@ -87,11 +92,13 @@ class VMajorOptions:
             first = Travel.all_in(self.first_bits, is_anew=self.first_bits != FULL)
             travel = replace(self.bits, omitted=self.omitted, reuses_output=self.reuse_output)
             return Fixed(travel, warm_up, refresh, first)
-        return Adaptive(self.target_psnr_db, warm_up, refresh)
+        return Adaptive(self.target_psnr_db, warm_up, refresh, self.gain_db, self.rise_db)
 
 
 _ONLY_FOR = {
     "target_psnr_db": ("adaptive",),
+    "gain_db": ("adaptive",),
+    "rise_db": ("adaptive",),
     "bits": ("fixed",),
     "first_bits": ("fixed",),
     "omitted": ("fixed",),
@@ -138,28 +145,29 @@ def _check_word(key: str, *allowed: str) -> Callable[[object], str]:
     return check
 
 
-def _check_share(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise _refuse(key, value, "a number from 0 to 1")
-    return float(value)
+def _check_number(key: str, least: int, most: int) -> Callable[[object], float]:
+    def check(value: object) -> float:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not least <= value <= most
+        ):
+            raise _refuse(key, value, f"a number from {least} to {most}")
+        return float(value)
+
+    return check
 
 
 def _check_layers(value: object) -> tuple[float, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise _refuse("layers", value, "numbers from 0 to 1, one for each attention")
-    return tuple(_check_share("layers", item) for item in value)
+    return tuple(map(_check_number("layers", 0, 1), value))
 
 
 def _check_flag(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise _refuse(key, value, "True, False")
     return value
-
-
-def _check_psnr(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 10 <= value <= 100:
-        raise _refuse("target_psnr_db", value, "a number from 10 to 100")
-    return float(value)
 
 
 def _check_bits(value: object) -> Travel:
@@ -200,10 +208,12 @@ def _check_budget(value: object) -> float | None:
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "policy": _check_word("policy", "adaptive", "fixed", "paper"),
-    "target_psnr_db": _check_psnr,
+    "target_psnr_db": _check_number("target_psnr_db", 10, 100),
+    "gain_db": _check_number("gain_db", -50, 50),
+    "rise_db": _check_number("rise_db", 0, 50),
     "bits": _check_bits,
     "first_bits": functools.partial(_check_width, "first_bits"),
-    "omitted": functools.partial(_check_share, "omitted"),
+    "omitted": _check_number("omitted", 0, 1),
     "reuse_output": functools.partial(_check_flag, "reuse_output"),
     "streams": _check_word("streams", "together", "apart"),
     "unsent": _check_word("unsent", "skipped", "computed"),
