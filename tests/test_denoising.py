@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import gc
 import inspect
 import threading
@@ -106,20 +107,6 @@ def test_a_reset_begins_a_new_picture() -> None:
         assert not run.memories
         run.reset(num_steps=7)
         assert run.num_steps == 7
-
-
-def test_more_steps_than_announced_are_said_once(said: Callable[[str], int]) -> None:
-    words = "more denoising steps than the 2 announced: those beyond them are sent like a first one"
-    with denoising(num_steps=2) as run:
-        run.step()
-        run.step()
-        assert said(words) == 0
-        for _ in range(3):
-            run.step()
-        run.reset()
-        for _ in range(5):
-            run.step()
-    assert said(words) == 1
 
 
 def test_a_run_tells_how_much_it_remembers() -> None:
@@ -395,6 +382,46 @@ def test_only_calls_of_its_own_models_belong_to_a_pipeline(pipe: Any) -> None:
         assert current_denoising([torch.ones(2), weights[3]]) is run
         assert current_denoising([torch.ones(2), nn.Parameter(torch.ones(2))]) is None
         assert current_denoising([]) is None
+
+
+def test_a_copied_scheduler_steps_itself_and_ends_no_step(pipe: Any) -> None:
+    """Some pipelines step a second kind of latents by a copy."""
+
+    def both(run: Any = None) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        pipe.scheduler.set_timesteps(4)
+        copied = copy.deepcopy(pipe.scheduler)
+        one = other = torch.zeros(1, 4, 16)
+        for timestep in pipe.scheduler.timesteps:
+            other = copied.step(torch.ones(1, 4, 16), timestep, other)[0]
+            one = pipe.scheduler.step(torch.ones(1, 4, 16), timestep, one)[0]
+        return one, other, run and run.current_step
+
+    expected = both()
+    with denoising(pipe) as run:
+        one, other, steps = both(run)
+    assert torch.equal(one, expected[0])
+    assert torch.equal(other, expected[1])
+    assert steps == 4
+
+
+def test_steps_that_were_set_before_the_block_are_known(pipe: Any) -> None:
+    pipe.scheduler.set_timesteps(6)
+    with denoising(pipe) as run:
+        assert run.num_steps == 6
+
+
+def test_every_model_of_a_pipeline_is_its_own() -> None:
+    prior = nn.Linear(2, 2)
+    pipe = SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), components={"prior": prior})
+    with denoising(pipe) as run:
+        assert current_denoising([prior.weight]) is run
+
+
+def test_a_pipeline_without_a_model_is_refused() -> None:
+    pipe = SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler())
+    words = r"no model; use denoising\(num_steps=\.\.\.\)"
+    with pytest.raises(UserError, match=words), denoising(pipe):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from cocodiff_compile.cli import main
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.delta_code import FULL
-from cocodiff_compile.quality.command import format_quality, saved
+from cocodiff_compile.quality.command import _write, format_quality, saved
 from cocodiff_compile.quality.measures import distances
 from cocodiff_compile.quality.pictures import (
     COLOURS,
@@ -159,6 +162,31 @@ def test_settings_survive_json() -> None:
     assert list(settings.seeds) == [0, 1]
 
 
+@pytest.mark.parametrize("name", ["pictures", "steps", "batch"])
+@pytest.mark.parametrize("value", [0, -3])
+def test_nothing_to_draw_is_refused(name: str, value: int) -> None:
+    with pytest.raises(UserError, match=f"--{name} {value}: a whole number from 1"):
+        QualitySettings(**{name: value})
+    assert main(["quality", f"--{name}", str(value)]) == 2
+
+
+def test_a_result_is_written_as_plain_json(tmp_path: Path) -> None:
+    exact = draw_pictures(random_prompts(1, torch.Generator().manual_seed(0)))
+    (same,) = distances(exact, exact)
+    way = {"name": "exact", "pictures": exact, "distances": [same.to_json()]}
+    way |= {"sent_bytes": 0, "full_bytes": 0}
+    _write([{"settings": QualitySettings(pictures=1).to_json(), "ways": [way]}], tmp_path)
+    (found,) = json.loads((tmp_path / "results.json").read_text(), parse_constant=_refuse)[
+        "results"
+    ]
+    assert found["ways"][0]["distances"][0]["psnr_db"] is None
+    assert "pictures" not in found["ways"][0]
+
+
+def _refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
 def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore[no-untyped-def]
     exact = draw_pictures(random_prompts(2, torch.Generator().manual_seed(0)))
 
@@ -167,7 +195,8 @@ def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore
             "name": name,
             "distances": [item.to_json() for item in distances(pictures, exact)],
             "seconds": [2.0, 4.0] if name == "exact" else [1.0, 1.0],
-            "counted_bytes": [60, 80] if sent else [350],
+            "counted_bytes": [600_000, 800_000] if sent else [3_500_000],
+            "counted_packets": [1200, 1400] if sent else [5000],
             "sent_bytes": sent,
             "full_bytes": 100 if sent else 0,
             "kinds": {"4 bits": 3} if sent else {},
@@ -185,6 +214,8 @@ def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore
     assert "1/5.00" in row  # as counted
     assert "40.0" in row
     assert "3.00x" in row
+    assert " 0.7 " in row and " 1,300 " in row  # MB and packets
+    assert " 20 " in row  # ms per step, of 50
     assert "3 4 bits" in row
     plot_frontier(result, tmp_path / "frontier.png")
     plot_pictures(result, tmp_path / "pictures.png")

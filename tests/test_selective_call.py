@@ -44,6 +44,7 @@ class Compiled:
     compiled: list[Travel | None] = field(default_factory=list)
     calls: list[tuple[Travel | None, list[Tensor]]] = field(default_factory=list)
     drift: float = 0.0
+    fails: bool = False
 
     def __post_init__(self) -> None:
         self.call = SelectiveCall(
@@ -62,6 +63,8 @@ class Compiled:
             x, _, *memories = args
             args.clear()
             self.calls.append((travel, list(memories)))
+            if self.fails:
+                raise KeyError("from the graph")
             if memories and self.policy.measures_drift:
                 memories[-1].fill_(self.drift)
             return 2 * x
@@ -277,6 +280,78 @@ def test_a_call_of_another_model_is_outside_of_a_pipelines_block() -> None:
         assert compiled(WEIGHT) is None
 
 
+def test_a_call_of_an_outer_pipelines_model_belongs_to_that_block() -> None:
+    """As of a base and a refiner, whose blocks are both open."""
+    base, refiner = (
+        SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=nn.Linear(2, 2))
+        for _ in range(2)
+    )
+    compiled = Compiled()
+    with denoising(base) as outer, denoising(refiner) as inner:
+        assert compiled(base.transformer.weight) == IN_FULL
+        assert (len(outer.memories), len(inner.memories)) == (1, 0)
+        outer.step()
+        assert compiled(base.transformer.weight) == CODED
+        assert compiled(refiner.transformer.weight) == IN_FULL
+        assert compiled(WEIGHT) is None
+
+
+def test_weights_that_are_moved_are_still_those_of_their_block() -> None:
+    compiled, weight = Compiled(), nn.Parameter(torch.ones(3))
+    with denoising(num_steps=9) as run:
+        for kind in (IN_FULL, CODED, CODED):
+            assert compiled(weight) == kind
+            weight.data = weight.data.clone()
+            run.step()
+        assert len(run.memories) == 1
+
+
+@every_first
+def test_what_a_failed_call_has_half_written_is_not_leant_on(first: Travel) -> None:
+    compiled = Compiled(Fixed(CODED, first=first))
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 2) == [first, CODED]
+        compiled.fails = True
+        with pytest.raises(KeyError):
+            compiled()
+        assert not run.memories
+        compiled.fails = False
+        run.step()
+        assert kinds(compiled, run, 2) == [first, CODED]
+
+
+def test_memories_serve_calls_in_and_out_of_inference_mode() -> None:
+    compiled = Compiled()
+    with denoising(num_steps=9) as run:
+        with torch.inference_mode():
+            compiled()
+        run.step()
+        compiled()
+        for memory in compiled.calls[-1][1]:
+            memory.copy_(torch.ones(4))
+
+
+def test_calls_without_an_end_of_a_step_are_said_once(said: Callable[[str], int]) -> None:
+    compiled = Compiled()
+    with denoising(num_steps=9):
+        for _ in range(8):
+            compiled()
+        assert said("") == 0
+        for _ in range(4):
+            compiled()
+    assert said("is .step() called after each step?") == 1
+
+
+def test_a_call_beyond_the_announced_steps_is_said_once(said: Callable[[str], int]) -> None:
+    words = "more denoising steps than the 2 announced: those beyond them are sent like a first one"
+    compiled = Compiled()
+    with denoising(num_steps=2) as run:
+        assert kinds(compiled, run, 2) == [IN_FULL, CODED]
+        assert said(words) == 0
+        assert kinds(compiled, run, 2) == [IN_FULL, IN_FULL]
+        assert said(words) == 1
+
+
 ONE_MEMORY_BYTES = 2 * 4 * 2
 """Of one call: two tensors of four elements of two bytes."""
 
@@ -415,15 +490,16 @@ def test_a_call_that_is_new_in_a_coded_step_adds_nothing_to_its_drift(first: Tra
     assert [item.drift for item in policy.heard] == [None, 4.0]
 
 
-@pytest.mark.parametrize(("drift", "bits"), [(1e-12, 1), (1.0, 8), (float("nan"), 8)])
+@pytest.mark.parametrize(("drift", "bits"), [(1e-20, 1), (1.0, None), (float("nan"), None)])
 @pytest.mark.parametrize(("target", "first"), [(40.0, ANEW), (90.0, IN_FULL)])
-def test_an_adaptive_call_takes_more_bits_the_more_is_lost(
-    drift: float, bits: int, target: float, first: Travel
+def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_a_refresh(
+    drift: float, bits: int | None, target: float, first: Travel
 ) -> None:
     policy = Adaptive(target)
     compiled = Compiled(policy, drift=drift)
     with denoising(num_steps=9) as run:
-        assert kinds(compiled, run, 3) == [first, policy.usual, Travel.all_in(bits)]
+        third = Travel.all_in(bits) if bits else first
+        assert kinds(compiled, run, 3) == [first, policy.usual, third]
 
 
 @pytest.mark.parametrize("policy", [Fixed(CODED), Fixed(CODED, first=ANEW), Adaptive(40.0)])

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -145,16 +146,20 @@ def format_quality(result: dict[str, Any]) -> str:
     """A row per policy."""
     from cocodiff_compile.report.describe import format_table  # noqa: PLC0415
 
-    rows = [_row(way, result["ways"][0]) for way in result["ways"]]
+    steps = result["settings"]["steps"]
+    rows = [_row(way, result["ways"][0], steps) for way in result["ways"]]
     headers = (
         "policy",
         "bytes",
         "on the wire",
+        "MB",
+        "packets",
         "PSNR dB mean",
         "least",
         "SSIM mean",
         "MSE mean",
         "s per run",
+        "ms per step",
         "speed",
         "MiB remembered",
         "steps",
@@ -162,30 +167,35 @@ def format_quality(result: dict[str, Any]) -> str:
     return format_table(headers, rows)
 
 
-def _row(way: dict[str, Any], exact: dict[str, Any]) -> Sequence[object]:
+def _row(way: dict[str, Any], exact: dict[str, Any], steps: int) -> Sequence[object]:
     psnrs = [item["psnr_db"] for item in way["distances"]]
     seconds = median(way["seconds"])
     kinds = ", ".join(f"{count} {kind}" for kind, count in way["kinds"].items())
     return (
         way["name"],
         f"1/{saved(way):.2f}",
-        _on_the_wire(way, exact),
+        *_on_the_wire(way, exact),
         f"{mean(psnrs):.1f}",
         f"{min(psnrs):.1f}",
         f"{mean(item['ssim'] for item in way['distances']):.4f}",
         f"{mean(item['mse'] for item in way['distances']):.1e}",
         f"{seconds:.2f}",
+        f"{1e3 * seconds / steps:.0f}",
         f"{median(exact['seconds']) / seconds:.2f}x",
         f"{way['memory_bytes'] / 2**20:.1f}",
         kinds or "exact",
     )
 
 
-def _on_the_wire(way: dict[str, Any], exact: dict[str, Any]) -> str:
-    """The same, as the busiest node's interface counted it, where there is one."""
+def _on_the_wire(way: dict[str, Any], exact: dict[str, Any]) -> tuple[str, str, str]:
+    """The same, bytes and packets of a run, as the busiest node's interface counted them, where
+    there is one.
+    """
     if not way["counted_bytes"]:
-        return "-"
-    return f"1/{median(exact['counted_bytes']) / median(way['counted_bytes']):.2f}"
+        return ("-",) * 3
+    size_bytes = median(way["counted_bytes"])
+    share = f"1/{median(exact['counted_bytes']) / size_bytes:.2f}"
+    return share, f"{size_bytes / 1e6:.1f}", f"{median(way['counted_packets']):,.0f}"
 
 
 def saved(way: dict[str, Any]) -> float:
@@ -197,13 +207,20 @@ def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
     from cocodiff_compile.bench.machine import describe_machine  # noqa: PLC0415
     from cocodiff_compile.quality.plot import plot_frontier, plot_pictures  # noqa: PLC0415
 
-    plain = [
-        {**item, "ways": [{k: v for k, v in w.items() if k != "pictures"} for w in item["ways"]]}
-        for item in results
-    ]
+    plain = [{**item, "ways": [_plain(way) for way in item["ways"]]} for item in results]
     data = {"machine": describe_machine(), "results": plain}
     file = folder / "results.json"
-    file.write_text(json.dumps(data, indent=1) + "\n")
+    file.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
     plot_frontier(results[0], folder / "frontier.png")
     plot_pictures(results[0], folder / "pictures.png")
     print(f"\nwritten: {file}, {folder / 'frontier.png'}, {folder / 'pictures.png'}")
+
+
+def _plain(way: dict[str, Any]) -> dict[str, Any]:
+    """Without pictures. JSON has no infinity: the PSNR of what is the same is null."""
+    rest = {key: value for key, value in way.items() if key != "pictures"}
+    distances = [
+        {key: value if isfinite(value) else None for key, value in item.items()}
+        for item in way["distances"]
+    ]
+    return {**rest, "distances": distances}

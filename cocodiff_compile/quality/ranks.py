@@ -26,7 +26,7 @@ from cocodiff_compile.quality.measures import distances
 from cocodiff_compile.quality.sample import sample_pictures
 from cocodiff_compile.quality.settings import EXACT, QualitySettings, v_major_of
 from cocodiff_compile.quality.small_dit import WEIGHTS, load_small_dit
-from cocodiff_compile.v_major.denoising import Denoising
+from cocodiff_compile.v_major.denoising import StepRecord
 
 _PLAIN = {"v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
 """Where time is not what is asked for: the exact passes change no value, and take long to compile.
@@ -46,8 +46,20 @@ class _Way:
     seconds: list[float] = field(default_factory=list)
     counted_bytes: list[int] = field(default_factory=list)
     """That the busiest node's interface sent, without headers."""
-    run: Denoising | None = None
-    """The last one's, to read what travelled."""
+    counted_packets: list[int] = field(default_factory=list)
+    history: list[StepRecord] = field(default_factory=list)
+    """What travelled in each step of all runs."""
+
+    def forget(self) -> None:
+        """What was run to compile is not counted."""
+        for item in (
+            self.pictures,
+            self.seconds,
+            self.counted_bytes,
+            self.counted_packets,
+            self.history,
+        ):
+            item.clear()
 
 
 def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
@@ -62,9 +74,7 @@ def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
         say(f"{name}: ready in {seconds:.0f} s")
         ways.append(way)
     for way in ways:
-        way.pictures.clear()
-        way.seconds.clear()
-        way.counted_bytes.clear()
+        way.forget()
     turns = itertools.cycle(range(len(ways)))
     for seed in settings.seeds:
         first = next(turns)
@@ -104,12 +114,13 @@ def _run(way: _Way, settings: QualitySettings, seed: int) -> float:
         pictures = sample_pictures(way.call, settings.sampling, seed)
     else:
         with cocodiff_compile.denoising(num_steps=settings.steps) as run:
-            way.run = run
             pictures = sample_pictures(way.call, settings.sampling, seed, run.branch, run.step)
+        way.history += run.history
     way.seconds.append(largest(time.monotonic()) + largest(-begin))
     after = interface_counters()
     if before is not None and after is not None:
         way.counted_bytes.append(int(largest((after - before).payload_bytes)))
+        way.counted_packets.append(int(largest((after - before).packets)))
     way.pictures[seed] = pictures
     return way.seconds[-1]
 
@@ -144,16 +155,16 @@ def _describe(way: _Way, exact: _Way, settings: QualitySettings) -> dict[str, An
     pictures = torch.cat([way.pictures[seed] for seed in settings.seeds])[: settings.pictures]
     truth = torch.cat([exact.pictures[seed] for seed in settings.seeds])[: settings.pictures]
     assert all(torch.equal(other, pictures) for other in gathered(pictures)), "ranks agree"
-    history = way.run.history if way.run else []
-    kinds = [item.travel for item in history]
+    kinds = [item.travel for item in way.history]
     return {
         "name": way.name,
         "distances": [item.to_json() for item in distances(pictures, truth)],
         "seconds": way.seconds,
         "counted_bytes": way.counted_bytes,
-        "sent_bytes": sum(item.sent_bytes for item in history),
-        "full_bytes": sum(item.full_bytes for item in history),
+        "counted_packets": way.counted_packets,
+        "sent_bytes": sum(item.sent_bytes for item in way.history),
+        "full_bytes": sum(item.full_bytes for item in way.history),
         "kinds": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-        "memory_bytes": max((item.memory_bytes for item in history), default=0),
+        "memory_bytes": max((item.memory_bytes for item in way.history), default=0),
         "pictures": pictures[:SHOWN],
     }

@@ -59,6 +59,11 @@ class QualitySettings:
     share: int | None = None
     weights: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("pictures", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)}: a whole number from 1")
+
     @property
     def seeds(self) -> range:
         """One per batch of pictures."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from cocodiff_compile.say_once import say_once
 from cocodiff_compile.v_major.travel import Travel
 
 log = logging.getLogger(__name__)
+
+_MANY_CALLS = 8
+"""Of the same model in one step and branch; passes of guidance are two or three."""
 
 _current: ContextVar[Denoising | None] = ContextVar("cocodiff_denoising", default=None)
 
@@ -85,6 +89,8 @@ class Denoising:
     """Of all pictures of the block."""
     is_out_of_order: bool = False
     """Whether this step does not follow the last one."""
+    outer: Denoising | None = None
+    """That of the block around this one."""
     _branch: str = ""
     _calls: dict[Hashable, int] = field(default_factory=dict)
 
@@ -99,13 +105,6 @@ class Denoising:
         self.turn += 1
         self.current_step = following if index is None else index
         self._calls.clear()
-        if self.num_steps is not None and self.current_step > self.num_steps:
-            say_once(
-                log,
-                logging.WARNING,
-                f"more denoising steps than the {self.num_steps} announced: those beyond them "
-                "are sent like a first one",
-            )
 
     def reset(self, num_steps: int | None = None) -> None:
         """Begins a new picture: nothing of the last one is remembered."""
@@ -130,9 +129,23 @@ class Denoising:
         """Which of all calls of a step this one is: by graph, weights and branch, and counted where
         these are the same.
         """
+        if self.num_steps is not None and self.current_step >= self.num_steps:
+            say_once(
+                log,
+                logging.WARNING,
+                f"more denoising steps than the {self.num_steps} announced: those beyond them "
+                "are sent like a first one",
+            )
         call = (graph, block, self._branch)
         number = self._calls.get(call, 0)
         self._calls[call] = number + 1
+        if number == _MANY_CALLS:
+            say_once(
+                log,
+                logging.WARNING,
+                f"more than {_MANY_CALLS} calls of a model in denoising step {self.current_step}, "
+                "each of which remembers for itself: is .step() called after each step?",
+            )
         return (*call, number)
 
     @property
@@ -151,9 +164,11 @@ def is_denoising() -> bool:
 
 
 def current_denoising(args: Sequence[Any]) -> Denoising | None:
-    """That of the innermost block, if a call with these arguments belongs to it."""
+    """That of the innermost block to which a call with these arguments belongs."""
     found = _current.get()
-    return found if found is not None and found.owns(args) else None
+    while found is not None and not found.owns(args):
+        found = found.outer
+    return found
 
 
 @contextmanager
@@ -168,7 +183,7 @@ def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Den
         raise UserError("denoising() needs a pipeline, or num_steps= and .step() after each step")
     if num_steps is not None and not _is_count(num_steps, 1):
         raise UserError(f"denoising(num_steps={num_steps!r}): a whole number from 1")
-    run = Denoising(num_steps)
+    run = Denoising(num_steps, outer=_current.get())
     token = _current.set(run)
     try:
         with ExitStack() as stack:
@@ -200,7 +215,14 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
 
     _after(scheduler, "set_timesteps", begin, stack)
     _after(scheduler, "step", end_step, stack)
+    if getattr(scheduler, "num_inference_steps", None):
+        run.num_steps = len(scheduler.timesteps)
     modules = [_original(item) for item in _modules(pipe)]
+    if not modules:
+        raise UserError(
+            f"denoising({type(pipe).__name__}): it has no model; use denoising(num_steps=...) and "
+            "call .step() after each step"
+        )
     run.owners = frozenset(id(item) for module in modules for item in _own_tensors(module))
     for module in modules:
         if hasattr(module, "cache_context"):
@@ -208,9 +230,9 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
 
 
 def _modules(pipe: Any) -> list[nn.Module]:
-    """The models that denoise: those that a pipeline calls per step."""
-    names = ("transformer", "transformer_2", "unet")
-    return [item for name in names if isinstance(item := getattr(pipe, name, None), nn.Module)]
+    """All models of a pipeline; only those that are compiled selectively ever ask."""
+    components = getattr(pipe, "components", None) or vars(pipe)
+    return [item for item in components.values() if isinstance(item, nn.Module)]
 
 
 def _original(module: nn.Module) -> nn.Module:
@@ -225,15 +247,28 @@ def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _after(owner: Any, name: str, then: Callable[..., None], stack: ExitStack) -> None:
     """Calls `then` after each call of a method of one object, until the stack is left."""
-    method = getattr(owner, name)
+    _replaced(owner, name, _Followed(owner, getattr(owner, name), then), stack)
 
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
-        then(*args, **kwargs)
+
+class _Followed:
+    """A method of one object, and what is called after it. A copy of the object has the method
+    alone: some pipelines copy their scheduler for a second kind of latents.
+    """
+
+    def __init__(self, owner: Any, method: Any, then: Callable[..., None]) -> None:
+        functools.update_wrapper(self, method)
+        self._owner, self._method, self._then = owner, method, then
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._method(*args, **kwargs)
+        self._then(*args, **kwargs)
         return result
 
-    _replaced(owner, name, called, stack)
+    def __deepcopy__(self, copies: dict[int, Any]) -> Any:
+        copied = copies.get(id(self._owner))
+        if copied is None or not isinstance(self._method, MethodType):
+            return self._method
+        return MethodType(self._method.__func__, copied)
 
 
 def _name_branches(module: Any, run: Denoising, stack: ExitStack) -> None:

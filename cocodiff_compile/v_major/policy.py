@@ -72,7 +72,8 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """As few bits as keep the picture within `target_psnr_db` of the exact one.
+    """As few bits as keep the picture within `target_psnr_db` of the exact one; where no number of
+    bits does, a step that stands alone.
 
     The drift of the last step tells how much a step changes; from that follows what each number of
     bits would lose. The energy of what is carried, over that of what is lost, may be `gain_db`
@@ -85,8 +86,6 @@ class Adaptive:
     refresh: int = 0
     gain_db: float = 3.0
     rise_db: float = 10.0
-    unknown_bits: int = 4
-    """While no change was seen yet."""
 
     @property
     def first(self) -> Travel:
@@ -98,7 +97,10 @@ class Adaptive:
 
     @property
     def usual(self) -> Travel:
-        return Travel.all_in(self.unknown_bits)
+        """Also while no change was seen yet: 4 bits, all of them if even a first step needs more
+        than that.
+        """
+        return Travel.all_in(4 if self.first.is_anew else BITS[-1])
 
     @property
     def travels(self) -> tuple[Travel, ...]:
@@ -116,7 +118,7 @@ class Adaptive:
         change = facts.drift / distortion(facts.last.bits[0])
         allowed = self._allowed(facts.step / facts.num_steps if facts.num_steps else 0)
         enough = (bits for bits in BITS if change * distortion(bits) <= allowed)
-        return Travel.all_in(next(enough, BITS[-1]))
+        return next(map(Travel.all_in, enough), self.first)
 
     def _allowed(self, progress: float) -> float:
         """What exchanges may lose, as a share of the energy of what they carry. `progress` goes

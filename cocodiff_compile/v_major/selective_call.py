@@ -48,12 +48,9 @@ class _Place:
     num_steps: int
     last: int
     is_out_of_order: bool
+    memories: int
+    """Calls of which something is remembered."""
     drift: float | None = None
-
-    @classmethod
-    def of(cls, run: Denoising, last: Travel, drift: float | None) -> _Place:
-        kind = zlib.crc32(str(last).encode())
-        return cls(run.current_step, run.num_steps or 0, kind, run.is_out_of_order, drift)
 
     @property
     def without_drift(self) -> _Place:
@@ -63,21 +60,25 @@ class _Place:
         """Whole ones, which every device has."""
         (drift,) = struct.unpack("<q", struct.pack("<d", self.drift or 0.0))
         flags = int(self.is_out_of_order), int(self.drift is not None)
-        return [self.step, self.num_steps, self.last, *flags, drift]
+        return [self.step, self.num_steps, self.last, self.memories, *flags, drift]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> _Place:
-        step, num_steps, last, is_out_of_order, has_drift, bits = numbers
-        (drift,) = struct.unpack("<d", struct.pack("<q", bits))
-        return cls(step, num_steps, last, bool(is_out_of_order), drift if has_drift else None)
+        step, num_steps, last, memories, is_out_of_order, has_drift, bits = numbers
+        (drift,) = struct.unpack("<d", struct.pack("<q", bits)) if has_drift else (None,)
+        return cls(step, num_steps, last, bool(is_out_of_order), memories, drift)
 
     def __str__(self) -> str:
         if self.step < 0:
             return "no step (outside of denoising)"
-        return f"step {self.step} of {self.num_steps or 'an unknown number'}"
+        order = ", out of order" if self.is_out_of_order else ""
+        return (
+            f"step {self.step} of {self.num_steps or 'an unknown number'}{order}, with "
+            f"{self.memories} calls remembered and the last step of kind {self.last:08x}"
+        )
 
 
-_OUTSIDE_PLACE = _Place(-1, 0, 0, False)
+_OUTSIDE_PLACE = _Place(-1, 0, 0, False, 0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class SelectiveCall:
     policy: Policy
     group: str
     weights: Sequence[int]
-    """Places of the inputs that tell blocks of the model apart, where all run the same graph."""
+    """Places of the inputs that tell blocks of the model apart, where all run the same graph: by
+    identity, which is the same on all ranks, and stays where weights are moved."""
     full_bytes: int
     """That a rank sends to others in one exact call."""
     budget_bytes: float | None = None
@@ -114,7 +116,7 @@ class SelectiveCall:
             self._agreed_drift(_OUTSIDE_PLACE, args)
             return self.variant(None).run(args)
         travel = self._travel(run, args)
-        key = run.key_of(self, tuple(args[place].data_ptr() for place in self.weights))
+        key = run.key_of(self, tuple(id(args[place]) for place in self.weights))
         memory = run.memories.get(key)
         if memory is None:
             travel = self.policy.first
@@ -127,7 +129,12 @@ class SelectiveCall:
         self._note(run, self.variant(travel).sent_bytes)
         given = [*args, *memory.tensors]
         args.clear()
-        return self.variant(travel).run(given)
+        try:
+            return self.variant(travel).run(given)
+        except BaseException:
+            # Half written: nothing may lean on it. A rank that fails alone is told apart by it.
+            run.memories.pop(key, None)
+            raise
 
     def _note(self, run: Denoising, sent_bytes: int) -> None:
         record = run.choices[self].record
@@ -150,7 +157,15 @@ class SelectiveCall:
         if choice is not None and choice.turn == run.turn:
             return choice.travel
         last = choice.travel if choice else self.policy.first
-        drift = self._agreed_drift(_Place.of(run, last, self._own_drift(run, choice)), args)
+        place = _Place(
+            run.current_step,
+            run.num_steps or 0,
+            zlib.crc32(str(last).encode()),
+            run.is_out_of_order,
+            len(self._own_memories(run)),
+            self._own_drift(run, choice),
+        )
+        drift = self._agreed_drift(place, args)
         facts = StepFacts(run.current_step, run.num_steps, drift, last)
         is_alone = run.is_out_of_order or choice is None
         travel = self.policy.first if is_alone else self.policy.choose(facts)
@@ -159,12 +174,14 @@ class SelectiveCall:
         run.choices[self] = Choice(run.turn, travel, record)
         return travel
 
+    def _own_memories(self, run: Denoising) -> list[Memory]:
+        return [item for key, item in run.memories.items() if key[0] is self]  # type: ignore[index]
+
     def _own_drift(self, run: Denoising, last: Choice | None) -> float | None:
         """Of all calls of the last step, on this rank."""
-        own = [item for key, item in run.memories.items() if key[0] is self]  # type: ignore[index]
         drifts = [
             item.drift
-            for item in own
+            for item in self._own_memories(run)
             if last is not None and item.turn == last.turn and item.is_coded
         ]
         found = [drift for drift in drifts if drift is not None]
@@ -209,6 +226,9 @@ class SelectiveCall:
                 "room travels in full",
             )
             return None
-        tensors = [torch.zeros(item.shape, dtype=item.dtype, device=item.device) for item in fakes]
+        with torch.inference_mode(False):  # a later call may be in another mode
+            tensors = [
+                torch.zeros(item.shape, dtype=item.dtype, device=item.device) for item in fakes
+            ]
         has_drift = self.policy.measures_drift and bool(tensors)
         return Memory(tensors, tensors[-1] if has_drift else None)
