@@ -39,7 +39,8 @@ bench-timeline: $(RIVALS)
 
 # How far lossy exchanges are from the exact run, and what they save.
 bench-quality: $(STAMP)
-	$(BIN)/cocodiff quality --out build/quality
+	$(BIN)/cocodiff quality --dtype bf16 --batch 8 \
+		--policies paper,int4from8,int3from8,int2from8,adaptive40 --out build/quality
 
 # The same over slow links, timed: whole runs of 20 steps.
 bench-v-major: $(STAMP)

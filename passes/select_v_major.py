@@ -82,19 +82,13 @@ class SelectVMajor:
     name: str = "select-v-major"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        if self.layers and len(self.layers) != len(found.sites):
-            raise UserError(
-                f"option 'v_major': 'layers' has {len(self.layers)} numbers, and a graph has "
-                f"{len(found.sites)} attentions; give one for each"
-            )
         rewriting = _Rewriting(Inliner(graph), self)
         for place, (site, reason) in enumerate(self._judged(found.sites)):
             if reason:
                 declined = Declined(site.attention.output, reason, site.module_path)
                 rewriting.declined.append(declined)
             else:
-                layer = self.layers[place] if self.layers else 1.0
-                rewriting.rewrite(site, self.travel.omitted * layer)
+                rewriting.rewrite(site, self._remembered(place), self._omitted(place))
         if self.measures_drift and rewriting.rewritten:
             _emit_drift(graph, rewriting.losses)
         rewriting.erase()
@@ -113,16 +107,30 @@ class SelectVMajor:
     def rewrites_any(self, found: Recognition) -> bool:
         """Whether it changes a graph at all."""
         return any(
-            not reason and any(_can_remember(item, self.remembered) for item in site.exchanged)
-            for site, reason in self._judged(found.sites)
+            not reason
+            and any(_can_remember(item, self._remembered(place)) for item in site.exchanged)
+            for place, (site, reason) in enumerate(self._judged(found.sites))
         )
+
+    def _omitted(self, place: int) -> float:
+        """The share of tokens that an attention does not send."""
+        return self.travel.omitted * (self.layers[place] if self.layers else 1.0)
+
+    def _remembered(self, place: int) -> Remembered:
+        is_whole = bool(self.layers) and not self.layers[place]
+        return self.remembered.of_all_tokens if is_whole else self.remembered
 
     def _judged(self, sites: Sequence[UlyssesSite]) -> list[tuple[UlyssesSite, str]]:
         """With the reason why an attention as a whole is to travel in full. Those that send most
         remember first.
         """
+        if self.layers and len(self.layers) != len(sites):
+            raise UserError(
+                f"option 'v_major': 'layers' has {len(self.layers)} numbers, and a graph has "
+                f"{len(sites)} attentions; give one for each"
+            )
         reasons = {place: self._why_no_worth(site) for place, site in enumerate(sites)}
-        sizes = [self._memory_bytes(site) for site in sites]
+        sizes = [_memory_bytes(site, self._remembered(place)) for place, site in enumerate(sites)]
         left = self.budget_bytes
         for place in sorted(range(len(sites)), key=lambda place: (-sizes[place], place)):
             if left is None or reasons[place]:
@@ -137,13 +145,14 @@ class SelectVMajor:
     def _why_no_worth(self, site: UlyssesSite) -> str:
         return self.worth.why_not(site) if self.worth else ""
 
-    def _memory_bytes(self, site: UlyssesSite) -> int:
-        """Of one attention; what it sends, and so what it can save, grows with it."""
-        total = 0
-        for exchange, roles, _ in site.exchanged:
-            copies = sum(self.remembered.sides_of(roles))
-            total += copies * (known(exchange.size_bytes) or 0)
-        return total
+
+def _memory_bytes(site: UlyssesSite, remembered: Remembered) -> int:
+    """Of one attention; what it sends, and so what it can save, grows with it."""
+    total = 0
+    for exchange, roles, _ in site.exchanged:
+        copies = sum(remembered.sides_of(roles))
+        total += copies * (known(exchange.size_bytes) or 0)
+    return total
 
 
 class _Rewriting:
@@ -164,9 +173,9 @@ class _Rewriting:
         """Of all memories, which are the last inputs of the graph."""
         return sum(known(size_bytes(node)) or 0 for node in self.memories)
 
-    def rewrite(self, site: UlyssesSite, omitted: float) -> None:
+    def rewrite(self, site: UlyssesSite, remembered: Remembered, omitted: float) -> None:
         """`omitted`: the share of tokens that are not sent."""
-        planned = self._plan(site)
+        planned = self._plan(site, remembered, omitted)
         by_role = {role: rewrite for rewrite, roles in planned.values() for role in roles}
         tokens = self._plan_tokens(site, by_role, omitted) if omitted else None
         done = self._omit_tokens(site, by_role, tokens) if tokens else set()
@@ -181,14 +190,16 @@ class _Rewriting:
         for node in sorted(self.unused, reverse=True):
             self.inline.graph.erase_node(node)
 
-    def _plan(self, site: UlyssesSite) -> dict[Node, tuple[RememberedExchange, tuple[Role, ...]]]:
+    def _plan(
+        self, site: UlyssesSite, remembered: Remembered, omitted: float
+    ) -> dict[Node, tuple[RememberedExchange, tuple[Role, ...]]]:
         """By start: what is to be rewritten, its inputs made. In the same order for every kind of
         step, so that all find their memories in the same places.
         """
         planned: dict[Node, tuple[RememberedExchange, tuple[Role, ...]]] = {}
         for exchange, roles, group in site.exchanged:
-            keeps = self.how.remembered.sides_of(roles)
-            is_changed = any(keeps) or self.how.travel.omitted
+            keeps = remembered.sides_of(roles)
+            is_changed = any(keeps) or omitted
             for piece in exchange.pieces if is_changed else ():
                 if reason := _why_not(piece, group):
                     self.declined.append(Declined(piece.start, reason, site.module_path))

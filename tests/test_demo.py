@@ -24,7 +24,7 @@ def test_the_demo_ends_well_and_writes_its_table(
     result = json.loads(file.read_text())
     assert result["ok"]
     assert result["sites"] == result["expected_sites"] == 2
-    assert result["exchanges_per_step"] == 8
+    assert result["exchanges_per_step"] >= 8  # more in chunks and runs, where these pay here
     assert result["ranks_agree"]
     assert result["largest_difference"] <= demo.LARGEST_DIFFERENCE
     printed = capsys.readouterr().out

@@ -5,6 +5,7 @@ many are left out of each stream and of each attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from cocodiff_compile.graph.aten import (
 )
 from cocodiff_compile.graph.delta_code import FULL
 from cocodiff_compile.graph.records import UlyssesSite
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (
     NUM_RANKS,
@@ -280,11 +282,26 @@ def test_each_attention_leaves_out_its_own_share() -> None:
     for kind, inputs in zip((IN_FULL, HALF_AND_OUTPUT), base.inputs(2), strict=True):
         step = selective.step(kind, inputs)
     assert all(item[0].isfinite().all() for item in step.outputs)
+    whole = Selective(base, IN_FULL, HALF_AND_OUTPUT)
+    assert 0 < 2 * len(selective.memories[0]) == len(whole.memories[0])  # none for the first
+
+
+def test_an_attention_that_leaves_out_nothing_remembers_what_is_coded_all_the_same() -> None:
+    base, coded = model("flux"), replace(HALF, bits=(FULL, FULL, 4, FULL))
+    selective = Selective(base, IN_FULL, coded, layers=(0.0, 1.0))
+    in_first = Selective(base, IN_FULL, replace(coded, omitted=0.0))
+    whole = Selective(base, IN_FULL, coded)
+    first, second = (len(item.memories[0]) // 2 for item in (in_first, whole))
+    assert (first, second) == (2, 4)
+    assert len(selective.memories[0]) == first + second
 
 
 def test_layers_must_be_as_many_as_attentions() -> None:
     with pytest.raises(UserError, match="'layers' has 3 numbers, and a graph has 2 attentions"):
         Selective(model("flux"), IN_FULL, HALF, layers=(1.0, 1.0, 1.0))
+    select = SelectVMajor(HALF, Remembered.for_all([HALF]), layers=(1.0,))
+    with pytest.raises(UserError, match="'layers' has 1 numbers"):
+        select.rewrites_any(model("flux").found)
 
 
 UNCLEAR = {

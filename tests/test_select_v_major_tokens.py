@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from cocodiff_compile.graph.delta_code import FULL
+from cocodiff_compile.graph.records import Leg
 from cocodiff_compile.v_major.travel import IN_FULL, Travel
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (
     NUM_RANKS,
     Captured,
     Selective,
+    code_by_contract,
+    differing_share,
     every_model,
     exchanged,
     idiom,
@@ -84,7 +88,8 @@ class TokensByContract:
 
 @pytest.mark.parametrize("compare", ["sent", "seen"])
 @pytest.mark.parametrize(
-    ("name", "omitted"), [("flux", 0.5), ("sd3", 0.25), ("sd3", 0.5), ("sd3", 1.0)]
+    ("name", "omitted"),
+    [("flux", 0.5), ("flux", 1.0), ("sd3", 0.25), ("sd3", 0.5), ("sd3", 1.0)],
 )
 def test_tokens_whose_v_changed_least_are_taken_from_memory(
     name: str, compare: Literal["sent", "seen"], omitted: float
@@ -120,6 +125,51 @@ def test_of_some_tokens_as_many_bytes_travel_as_they_have(name: str) -> None:
             group, whole = int(old.head_size), int(old.exchange.size_bytes)
             coded = share * (whole // (4 * group)) * (group * bits // 8 + 1) + NUM_RANKS * group
             assert new.exchange.size_bytes == (share * whole if bits == FULL else coded)
+
+
+@every_model
+def test_of_sent_tokens_the_code_is_remembered_that_the_contract_says(name: str) -> None:
+    """Rows of the tokens whose V changed most, each head of them a group; the rest stay."""
+    some = Travel((4, 2, 8, 4), 0.5)
+    selective = Selective(model(name), IN_FULL, some)
+    first, *later = selective.base.inputs(3)
+    selective.step(IN_FULL, first)
+    places = {piece.start: place for place, piece in enumerate(selective.base.pieces)}
+    for inputs in later:
+        before = [[sent.clone() for sent, _ in mine] for mine in selective.pairs()]
+        step = selective.step(some, inputs)
+        for site in selective.base.found.sites:
+            value = places[site.v.exchange.start]
+            for leg, rank in itertools.product((site.q, site.k, site.v), range(NUM_RANKS)):
+                place = places[leg.exchange.start]
+                chosen = _chosen(step.packed[value][rank], before[value][rank], site.v)
+                bits = some.bits_of()[leg.role]
+                expected = _remembered(
+                    step.packed[place][rank], before[place][rank], leg, bits, chosen
+                )
+                ours, _ = selective.pairs()[place][rank]
+                assert differing_share([ours.view(expected.shape)], [expected]) < 0.002
+
+
+def _by_token(values: Tensor, leg: Leg) -> Tensor:
+    assert leg.exchange.token_rows is not None
+    return values.reshape(NUM_RANKS, *leg.exchange.token_rows, -1)
+
+
+def _chosen(packed: Tensor, sent: Tensor, value: Leg) -> Tensor:
+    """Half of a rank's tokens, as numbers in order."""
+    change = (_by_token(packed, value).double() - _by_token(sent, value).double()).abs()
+    by_token = change.sum((0, 1, 3))
+    return by_token.topk(len(by_token) - len(by_token) // 2).indices.sort().values
+
+
+def _remembered(packed: Tensor, sent: Tensor, leg: Leg, bits: int, chosen: Tensor) -> Tensor:
+    """By the sender: [P, before, tokens, behind]."""
+    result = _by_token(sent, leg).clone()
+    rows, old = _by_token(packed, leg)[:, :, chosen], result[:, :, chosen]
+    expected, _ = code_by_contract(rows, old, bits, int(leg.head_size))
+    result[:, :, chosen] = expected.view(rows.shape)
+    return result
 
 
 @pytest.mark.parametrize("first", [IN_FULL, Travel.all_in(8, is_anew=True)], ids=str)

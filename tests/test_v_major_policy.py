@@ -365,7 +365,24 @@ def test_the_share_that_is_sent_counts_the_bytes_of_steps(
 def test_what_any_kind_of_step_needs_is_remembered_and_nothing_else(
     travels: list[Travel], sent: str, held: str
 ) -> None:
-    assert Remembered.for_all(travels) == Remembered(frozenset(sent), frozenset(held))
+    found = Remembered.for_all(travels)
+    assert (found.sent, found.held) == (frozenset(sent), frozenset(held))
+
+
+@pytest.mark.parametrize(
+    ("travels", "coded"),
+    [
+        ([IN_FULL, REUSING], ""),
+        ([ANEW, MIXED], "qkv"),
+        ([Travel((4, FULL, FULL, 2), 0.5)], "qo"),
+        ([IN_FULL, replace(IN_FULL, omitted=0.5), Travel((FULL, FULL, 2, FULL))], "v"),
+    ],
+)
+def test_where_no_tokens_are_left_out_only_what_is_coded_is_remembered(
+    travels: list[Travel], coded: str
+) -> None:
+    found = Remembered.for_all(travels).of_all_tokens
+    assert found.sent == found.held == frozenset(coded)
 
 
 def test_a_kind_of_step_that_stands_alone_needs_nothing() -> None:
@@ -392,3 +409,13 @@ def test_an_exchange_is_remembered_on_the_sides_that_any_of_its_roles_needs(
 ) -> None:
     remembered = Remembered(frozenset("v"), frozenset("qkv"))
     assert remembered.sides_of(tuple(roles)) == sides  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("buckets", [4, 100])
+def test_the_papers_schedule_sends_about_60_percent_of_qkv_in_50_steps(buckets: int) -> None:
+    """5 steps in full, then ever fewer tokens, every 10th step in full."""
+    policy = Paper(buckets=buckets)
+    travels = [policy.choose(StepFacts(step, 50)) for step in range(50)]
+    sent = sum(1 - travel.omitted for travel in travels) / 50
+    assert sent == pytest.approx(0.6, abs=0.01)
+    assert all(travel.share_of("o", 16, 64) == 1 for travel in travels)

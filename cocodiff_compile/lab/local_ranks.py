@@ -99,6 +99,7 @@ def _run_rank(
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
+        dist.barrier()  # a rank that ends at once would cut off those that still connect
         # Pickled here: a Connection would pass tensors on as shared memory of a process that ends.
         result = pickle.dumps(("result", worker(rank, num_ranks, *args)))
         dist.destroy_process_group()

@@ -74,23 +74,29 @@ class Remembered:
 
     sent: frozenset[Role]
     held: frozenset[Role]
+    coded: frozenset[Role] = frozenset()
+    """Those that are remembered also where no tokens are left out."""
 
     @classmethod
     def for_all(cls, travels: Iterable[Travel]) -> Remembered:
         """What steps of all these kinds need of each other."""
         sent: set[Role] = set()
         held: set[Role] = set()
+        coded: set[Role] = set()
         for travel in travels:
             if travel.stands_alone:
                 continue
-            coded = {role for role, bits in travel.bits_of().items() if bits != FULL}
-            sent |= coded
-            held |= coded
+            coded |= {role for role, bits in travel.bits_of().items() if bits != FULL}
             if travel.omitted:
                 sent.add("v")
                 # Queries of tokens whose output is reused are not needed.
                 held |= {"k", "v", "o" if travel.reuses_output else "q"}
-        return cls(frozenset(sent), frozenset(held))
+        return cls(frozenset(sent | coded), frozenset(held | coded), frozenset(coded))
+
+    @property
+    def of_all_tokens(self) -> Remembered:
+        """What is left of it for an attention that leaves out no tokens."""
+        return Remembered(self.coded, self.coded, self.coded)
 
     def sides_of(self, roles: Iterable[Role]) -> tuple[bool, bool]:
         """Whether an exchange that serves these roles is remembered: what was sent, and held."""
