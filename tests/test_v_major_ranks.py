@@ -202,9 +202,9 @@ def _left_out(_rank: int, _num_ranks: int) -> dict[str, Any]:
 def test_tokens_left_out_are_the_same_in_generated_code() -> None:
     for result in run_local_ranks(_left_out, 2, timeout_s=800):
         lossy, plain, exact = (result[name] for name in ("cocodiff", "cocodiff_eager", "exact"))
-        torch.testing.assert_close(lossy, plain, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(lossy[0], exact[0], rtol=1e-4, atol=1e-4)
-        assert all((a - b).abs().max() > 1e-2 for a, b in zip(lossy[1:], exact[1:], strict=True))
+        torch.testing.assert_close(lossy, plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lossy[0], exact[0], rtol=1e-5, atol=1e-5)
+        assert all((a - b).abs().max() > 1e-3 for a, b in zip(lossy[1:], exact[1:], strict=True))
         first, *rest = result["bytes"]
         assert first == 1
         assert all(0.5 < share < 0.6 for share in rest)
