@@ -408,6 +408,8 @@ def test_steps_that_were_set_before_the_block_are_known(pipe: Any) -> None:
     pipe.scheduler.set_timesteps(6)
     with denoising(pipe) as run:
         assert run.num_steps == 6
+    with denoising(pipe, num_steps=4) as run:
+        assert run.num_steps == 4
 
 
 def test_every_model_of_a_pipeline_is_its_own() -> None:

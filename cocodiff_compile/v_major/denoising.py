@@ -215,7 +215,7 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
 
     _after(scheduler, "set_timesteps", begin, stack)
     _after(scheduler, "step", end_step, stack)
-    if getattr(scheduler, "num_inference_steps", None):
+    if run.num_steps is None and getattr(scheduler, "num_inference_steps", None):
         run.num_steps = len(scheduler.timesteps)
     modules = [_original(item) for item in _modules(pipe)]
     if not modules:

@@ -102,7 +102,7 @@ class SelectiveCall:
     group: str
     weights: Sequence[int]
     """Places of the inputs that tell blocks of the model apart, where all run the same graph: by
-    identity, which is the same on all ranks, and stays where weights are moved."""
+    identity, which stays where weights are moved."""
     full_bytes: int
     """That a rank sends to others in one exact call."""
     budget_bytes: float | None = None
