@@ -1,94 +1,34 @@
-"""Calls of compiled graphs while pictures are denoised: what each carries, and what it remembers.
-
-A compiled graph is a plain function here, which tells the kind of step it was called in.
-"""
+"""Calls of compiled graphs while pictures are denoised: what each carries and remembers."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from torch import Tensor, nn
+from torch import nn
 
-from cocodiff_compile.compat import FakeTensorMode
-from cocodiff_compile.v_major.denoising import Denoising, denoising
-from cocodiff_compile.v_major.policy import Adaptive, Fixed, Policy, StepFacts
-from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
+from cocodiff_compile.v_major.denoising import denoising
+from cocodiff_compile.v_major.policy import Fixed
 from cocodiff_compile.v_major.travel import IN_FULL, Travel
-
-CODED = Travel.all_in(4)
-ANEW = Travel.all_in(8, is_anew=True)
-FULL_BYTES = 50
-"""That an exact call sends; not those of a call in full, so that both can be told apart."""
+from tests.counted_calls import (
+    ANEW,
+    CODED,
+    FULL_BYTES,
+    OTHER,
+    WEIGHT,
+    Compiled,
+    Listening,
+    every_first,
+    kinds,
+)
 
 pytestmark = pytest.mark.usefixtures("said")
-every_first = pytest.mark.parametrize("first", [IN_FULL, ANEW], ids=str)
-
-
-@dataclass
-class Compiled:
-    """A selective call whose graph doubles its input; what was compiled, and what each call of it
-    was given.
-    """
-
-    policy: Policy = field(default_factory=lambda: Fixed(CODED))
-    budget_bytes: float | None = None
-    num_memories: int = 2
-    compiled: list[Travel | None] = field(default_factory=list)
-    calls: list[tuple[Travel | None, list[Tensor]]] = field(default_factory=list)
-    drift: float = 0.0
-    fails: bool = False
-
-    def __post_init__(self) -> None:
-        self.call = SelectiveCall(
-            self._compile, self.policy, "0", (1,), FULL_BYTES, self.budget_bytes
-        )
-
-    def _compile(self, travel: Travel | None) -> Variant:
-        self.compiled.append(travel)
-        count = 0 if travel is None else self.num_memories
-        with FakeTensorMode():
-            fakes = [torch.empty(4, dtype=torch.float16) for _ in range(count)]
-            if count and self.policy.measures_drift:
-                fakes.append(torch.empty(()))
-
-        def run(args: list[Any]) -> Tensor:
-            x, _, *memories = args
-            args.clear()
-            self.calls.append((travel, list(memories)))
-            if self.fails:
-                raise KeyError("from the graph")
-            if memories and self.policy.measures_drift:
-                memories[-1].fill_(self.drift)
-            return 2 * x
-
-        sent_bytes = FULL_BYTES if travel is None else 10 + sum(travel.bits)
-        return Variant(run, tuple(fakes), sent_bytes)
-
-    def __call__(self, weight: Tensor | None = None) -> Travel | None:
-        """What the call carried, checked for its value."""
-        weight = WEIGHT if weight is None else weight
-        assert torch.equal(self.call([torch.ones(2), weight]), torch.full((2,), 2.0))
-        return self.calls[-1][0]
-
-
-WEIGHT, OTHER = torch.ones(3), torch.zeros(3)
-
-
-def kinds(compiled: Compiled, run: Denoising, count: int) -> list[Travel | None]:
-    """What each of some steps carries, one call in each."""
-    found = []
-    for _ in range(count):
-        found.append(compiled())
-        run.step()
-    return found
 
 
 @every_first
@@ -411,101 +351,3 @@ def test_a_first_step_anew_is_recorded_as_what_it_carried() -> None:
         kinds(compiled, run, 2)
     found = [(item.travel, item.sent_bytes, item.full_bytes) for item in run.history]
     assert found == [("8 bits, anew", 42, FULL_BYTES), ("4 bits", 26, FULL_BYTES)]
-
-
-# What the policy hears
-
-
-@dataclass
-class Listening:
-    """A policy that keeps what it was told."""
-
-    heard: list[StepFacts] = field(default_factory=list)
-    measures_drift: bool = True
-    first: Travel = IN_FULL
-    usual: Travel = CODED
-
-    @property
-    def travels(self) -> tuple[Travel, ...]:
-        return (self.first, self.usual)
-
-    def choose(self, facts: StepFacts) -> Travel:
-        self.heard.append(facts)
-        return CODED
-
-
-@every_first
-def test_the_policy_is_asked_once_per_step_and_told_the_last_drift(first: Travel) -> None:
-    """A first step has none: what it loses tells nothing of how much a step changes."""
-    policy = Listening(first=first)
-    compiled = Compiled(policy)
-    with denoising(num_steps=9) as run:
-        for step in range(3):
-            compiled.drift = 0.5 + step
-            compiled()
-            compiled.drift = 1.5 + step
-            compiled(OTHER)
-            run.step()
-    assert policy.heard == [
-        StepFacts(1, 9, None, first),
-        StepFacts(2, 9, 2.0, CODED),
-    ]
-
-
-def test_a_policy_that_measures_nothing_hears_of_no_drift() -> None:
-    policy = Listening(measures_drift=False)
-    compiled = Compiled(policy)
-    with denoising(num_steps=9) as run:
-        kinds(compiled, run, 2)
-    assert [item.drift for item in policy.heard] == [None]
-
-
-def test_the_drift_is_that_of_the_last_step_only() -> None:
-    """A branch that is not called any more has lost nothing in it."""
-    policy = Listening()
-    compiled = Compiled(policy)
-    with denoising(num_steps=9) as run:
-        compiled.drift = 0.5
-        with run.branch("only once"):
-            compiled()
-        for drift in (0.5, 4.0, 4.0):
-            compiled.drift = drift
-            compiled()
-            run.step()
-    assert [item.drift for item in policy.heard] == [None, 4.0]
-
-
-@every_first
-def test_a_call_that_is_new_in_a_coded_step_adds_nothing_to_its_drift(first: Travel) -> None:
-    policy = Listening(first=first)
-    compiled = Compiled(policy)
-    with denoising(num_steps=9) as run:
-        kinds(compiled, run, 1)
-        compiled.drift = 4.0
-        compiled()
-        compiled.drift = 100.0
-        assert compiled(OTHER) == first
-        run.step()
-        compiled()
-    assert [item.drift for item in policy.heard] == [None, 4.0]
-
-
-@pytest.mark.parametrize(("drift", "bits"), [(1e-20, 1), (1.0, None), (float("nan"), None)])
-@pytest.mark.parametrize(("target", "first"), [(40.0, ANEW), (90.0, IN_FULL)])
-def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_a_refresh(
-    drift: float, bits: int | None, target: float, first: Travel
-) -> None:
-    policy = Adaptive(target)
-    compiled = Compiled(policy, drift=drift)
-    with denoising(num_steps=9) as run:
-        third = Travel.all_in(bits) if bits else first
-        assert kinds(compiled, run, 3) == [first, policy.usual, third]
-
-
-@pytest.mark.parametrize("policy", [Fixed(CODED), Fixed(CODED, first=ANEW), Adaptive(40.0)])
-def test_a_graph_whose_exchanges_are_all_declined_runs_in_every_step(policy: Policy) -> None:
-    """It remembers nothing, not even a drift."""
-    compiled = Compiled(policy, num_memories=0)
-    with denoising(num_steps=9) as run:
-        assert kinds(compiled, run, 3)[0] == policy.first
-    assert all(memories == [] for _, memories in compiled.calls)

@@ -1,0 +1,97 @@
+"""Calls of compiled graphs while pictures are denoised: what the policy hears of their loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from cocodiff_compile.v_major.denoising import denoising
+from cocodiff_compile.v_major.policy import Adaptive, Fixed, Policy, StepFacts
+from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from tests.counted_calls import (
+    ANEW,
+    CODED,
+    OTHER,
+    Compiled,
+    Listening,
+    every_first,
+    kinds,
+)
+
+pytestmark = pytest.mark.usefixtures("said")
+
+
+@every_first
+def test_the_policy_is_asked_once_per_step_and_told_the_last_drift(first: Travel) -> None:
+    """A first step has none: what it loses tells nothing of how much a step changes."""
+    policy = Listening(first=first)
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        for step in range(3):
+            compiled.drift = 0.5 + step
+            compiled()
+            compiled.drift = 1.5 + step
+            compiled(OTHER)
+            run.step()
+    assert policy.heard == [
+        StepFacts(1, 9, None, first),
+        StepFacts(2, 9, 2.0, CODED),
+    ]
+
+
+def test_a_policy_that_measures_nothing_hears_of_no_drift() -> None:
+    policy = Listening(measures_drift=False)
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 2)
+    assert [item.drift for item in policy.heard] == [None]
+
+
+def test_the_drift_is_that_of_the_last_step_only() -> None:
+    """A branch that is not called any more has lost nothing in it."""
+    policy = Listening()
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        compiled.drift = 0.5
+        with run.branch("only once"):
+            compiled()
+        for drift in (0.5, 4.0, 4.0):
+            compiled.drift = drift
+            compiled()
+            run.step()
+    assert [item.drift for item in policy.heard] == [None, 4.0]
+
+
+@every_first
+def test_a_call_that_is_new_in_a_coded_step_adds_nothing_to_its_drift(first: Travel) -> None:
+    policy = Listening(first=first)
+    compiled = Compiled(policy)
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 1)
+        compiled.drift = 4.0
+        compiled()
+        compiled.drift = 100.0
+        assert compiled(OTHER) == first
+        run.step()
+        compiled()
+    assert [item.drift for item in policy.heard] == [None, 4.0]
+
+
+@pytest.mark.parametrize(("drift", "bits"), [(1e-20, 1), (1.0, None), (float("nan"), None)])
+@pytest.mark.parametrize(("target", "first"), [(40.0, ANEW), (90.0, IN_FULL)])
+def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_a_refresh(
+    drift: float, bits: int | None, target: float, first: Travel
+) -> None:
+    policy = Adaptive(target)
+    compiled = Compiled(policy, drift=drift)
+    with denoising(num_steps=9) as run:
+        third = Travel.all_in(bits) if bits else first
+        assert kinds(compiled, run, 3) == [first, policy.usual, third]
+
+
+@pytest.mark.parametrize("policy", [Fixed(CODED), Fixed(CODED, first=ANEW), Adaptive(40.0)])
+def test_a_graph_whose_exchanges_are_all_declined_runs_in_every_step(policy: Policy) -> None:
+    """It remembers nothing, not even a drift."""
+    compiled = Compiled(policy, num_memories=0)
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 3)[0] == policy.first
+    assert all(memories == [] for _, memories in compiled.calls)
