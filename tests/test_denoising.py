@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import functools
 import gc
 import inspect
 import threading
@@ -313,7 +314,12 @@ def test_a_compiled_transformer_names_the_branches_as_well(pipe: Any) -> None:
         assert run.owns([pipe.transformer.x_embedder.weight])
 
 
-PATCHED = [("scheduler", "step"), ("scheduler", "set_timesteps"), ("transformer", "cache_context")]
+PATCHED = [
+    ("scheduler", "step"),
+    ("scheduler", "set_timesteps"),
+    ("scheduler", "set_begin_index"),
+    ("transformer", "cache_context"),
+]
 
 
 @pytest.mark.parametrize(("owner", "name"), PATCHED)
@@ -374,6 +380,70 @@ def test_nested_blocks_of_one_pipeline_are_put_back_one_by_one(pipe: Any) -> Non
         _denoise(pipe, 3, lambda: None)
         assert outer.current_step == 3
     assert "step" not in vars(pipe.scheduler)
+
+
+def test_blocks_of_one_pipeline_in_two_threads_are_apart_in_whatever_order_they_are_left(
+    pipe: Any,
+) -> None:
+    """Each hears of what its own thread does, also after the other, which came first, is gone."""
+    inside, done, seen = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        with denoising(pipe) as run:
+            inside.set()
+            assert done.wait(60)
+            seen.append(run.current_step)
+            _denoise(pipe, 2, lambda: None)
+            seen.append(run.current_step)
+
+    thread = threading.Thread(target=other)
+    with denoising(pipe) as run:
+        thread.start()
+        assert inside.wait(60)
+        _denoise(pipe, 3, lambda: None)
+        with pipe.transformer.cache_context("cond"):
+            assert run.key_of("graph", 1)[2] == "cond"  # type: ignore[index]
+    done.set()
+    thread.join()
+    assert run.current_step == 0, "left, and begun anew"
+    assert seen == [0, 2]
+    assert "step" not in vars(pipe.scheduler)
+    assert "cache_context" not in vars(pipe.transformer)
+
+
+def test_what_someone_put_over_a_followed_method_stays(pipe: Any) -> None:
+    with denoising(pipe) as run:
+        theirs = functools.partial(pipe.scheduler.step)
+        pipe.scheduler.step = theirs
+        _denoise(pipe, 2, lambda: None)
+        assert run.current_step == 2
+    assert pipe.scheduler.step is theirs
+    _denoise(pipe, 2, lambda: None)
+    del pipe.scheduler.step
+
+
+def test_a_picture_may_begin_in_the_middle_of_the_steps(pipe: Any) -> None:
+    """Image to image: the scheduler is told where, and only what is left counts."""
+    with denoising(pipe) as run:
+        pipe.scheduler.set_timesteps(8)
+        pipe.scheduler.set_begin_index(5)
+        assert (run.num_steps, run.current_step) == (3, 0)
+        pipe.scheduler.set_timesteps(8)
+        assert run.num_steps == 8
+        pipe.scheduler.set_begin_index()
+        assert run.num_steps == 8
+
+
+def test_nothing_is_remembered_of_a_picture_that_is_done(pipe: Any) -> None:
+    """Though the block goes on, for the next one."""
+    with denoising(pipe) as run:
+
+        def remember() -> int:
+            run.memories.setdefault(run.current_step, object())  # type: ignore[arg-type]
+            return len(run.memories)
+
+        assert _denoise(pipe, 3, remember) == [1, 2, 3]
+        assert not run.memories
 
 
 def test_only_calls_of_its_own_models_belong_to_a_pipeline(pipe: Any) -> None:

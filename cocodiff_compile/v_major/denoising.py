@@ -72,7 +72,7 @@ class Memory:
         return bytes_of(self.tensors)
 
 
-@dataclass
+@dataclass(eq=False)
 class Denoising:
     """One picture at a time: `step()` ends a step, `branch(name)` names a pass of guidance."""
 
@@ -105,6 +105,8 @@ class Denoising:
         self.turn += 1
         self.current_step = following if index is None else index
         self._calls.clear()
+        if self.num_steps is not None and self.current_step >= self.num_steps:
+            self.memories.clear()  # the picture is done
 
     def reset(self, num_steps: int | None = None) -> None:
         """Begins a new picture: nothing of the last one is remembered."""
@@ -151,6 +153,14 @@ class Denoising:
     @property
     def memory_bytes(self) -> int:
         return sum(item.size_bytes for item in self.memories.values())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is inside of its block, or of one in that: not so in other threads."""
+        found = _current.get()
+        while found is not None and found is not self:
+            found = found.outer
+        return found is self
 
     def owns(self, args: Sequence[Any]) -> bool:
         """Whether a call with these arguments is one of the models it is for."""
@@ -210,11 +220,20 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
     def begin(*_args: Any, **_kwargs: Any) -> None:
         run.reset(len(scheduler.timesteps))
 
+    def begin_at(begin_index: int = 0) -> None:
+        """In the middle of the steps: image to image."""
+        run.num_steps = len(scheduler.timesteps) - begin_index
+
     def end_step(*_args: Any, **_kwargs: Any) -> None:
         run.step()
 
-    _after(scheduler, "set_timesteps", begin, stack)
-    _after(scheduler, "step", end_step, stack)
+    for name, then in (
+        ("set_timesteps", begin),
+        ("set_begin_index", begin_at),
+        ("step", end_step),
+    ):
+        if hasattr(scheduler, name):
+            _follow_method(_Followed, scheduler, name, run, then, stack)
     if run.num_steps is None and getattr(scheduler, "num_inference_steps", None):
         run.num_steps = len(scheduler.timesteps)
     modules = [_original(item) for item in _modules(pipe)]
@@ -226,7 +245,7 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
     run.owners = frozenset(id(item) for module in modules for item in _own_tensors(module))
     for module in modules:
         if hasattr(module, "cache_context"):
-            _name_branches(module, run, stack)
+            _follow_method(_Branching, module, "cache_context", run, run.branch, stack)
 
 
 def _modules(pipe: Any) -> list[nn.Module]:
@@ -245,23 +264,23 @@ def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def _after(owner: Any, name: str, then: Callable[..., None], stack: ExitStack) -> None:
-    """Calls `then` after each call of a method of one object, until the stack is left."""
-    _replaced(owner, name, _Followed(owner, getattr(owner, name), then), stack)
-
-
 class _Followed:
-    """A method of one object, and what is called after it. A copy of the object has the method
-    alone: some pipelines copy their scheduler for a second kind of latents.
+    """Stands for a method of one object while blocks follow it, whichever of them is left first.
+    What each block does is called after it, if the call is made inside of that block. A copy of the
+    object has the method alone: some pipelines copy their scheduler for a second kind of latents.
     """
 
-    def __init__(self, owner: Any, method: Any, then: Callable[..., None]) -> None:
-        functools.update_wrapper(self, method)
-        self._owner, self._method, self._then = owner, method, then
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._method = owner, getattr(owner, name)
+        functools.update_wrapper(self, self._method)
+        self.replaced = vars(owner).get(name)
+        """What the object itself had in this place, if anything."""
+        self.followers: dict[Denoising, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._method(*args, **kwargs)
-        self._then(*args, **kwargs)
+        for then in self._current():
+            then(*args, **kwargs)
         return result
 
     def __deepcopy__(self, copies: dict[int, Any]) -> Any:
@@ -270,28 +289,45 @@ class _Followed:
             return self._method
         return MethodType(self._method.__func__, copied)
 
+    def _current(self) -> list[Callable[..., Any]]:
+        return [then for run, then in self.followers.items() if run.is_current]
 
-def _name_branches(module: Any, run: Denoising, stack: ExitStack) -> None:
-    context = module.cache_context
 
-    @functools.wraps(context)
+class _Branching(_Followed):
+    """The same of a method that gives a context, in which what blocks do lasts as long."""
+
     @contextmanager
-    def named(name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with context(name, *args, **kwargs) as value, run.branch(name):
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with self._method(name, *args, **kwargs) as value, ExitStack() as stack:
+            for branch in self._current():
+                stack.enter_context(branch(name))
             yield value
 
-    _replaced(module, "cache_context", named, stack)
 
-
-def _replaced(owner: Any, name: str, value: Any, stack: ExitStack) -> None:
-    """An attribute of one object, its own again when the stack is left."""
-    had, before = name in vars(owner), vars(owner).get(name)
-    vars(owner)[name] = value
+def _follow_method(
+    kind: type[_Followed],
+    owner: Any,
+    name: str,
+    run: Denoising,
+    then: Callable[..., Any],
+    stack: ExitStack,
+) -> None:
+    """Until the stack is left; then the object has its own method again, unless others follow it
+    still or someone replaced it meanwhile.
+    """
+    own = vars(owner)
+    if not isinstance(own.get(name), kind):
+        own[name] = kind(owner, name)
+    followed: _Followed = own[name]
+    followed.followers[run] = then
 
     def put_back() -> None:
-        if had:
-            vars(owner)[name] = before
+        del followed.followers[run]
+        if followed.followers or own.get(name) is not followed:
+            return
+        if followed.replaced is None:
+            del own[name]
         else:
-            vars(owner).pop(name, None)
+            own[name] = followed.replaced
 
     stack.callback(put_back)
