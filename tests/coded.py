@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from cocodiff_compile.graph.delta_code import (
     BITS,
     NONE,
     difference_of,
+    num_words,
     pack,
     quantize,
     send,
@@ -49,21 +52,38 @@ def steps_of_codes(code: Tensor) -> Tensor:
 
 
 def encode(difference: Tensor, bits: int) -> Tensor:
-    """Bytes of a difference without spreads: [P, n, G] -> [P, n*G*bits/8 + n]."""
-    return pack(*quantize(difference, bits), bits)
+    """Words of a difference without spreads, as whole numbers: what words are as float32 says
+    nothing, and nothing is equal to itself among it.
+    """
+    number, code = quantize(difference, bits)
+    return torch.cat([pack(number, bits), pack(code, 8)], 1).view(torch.int32)
 
 
-def decode(coded: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
-    """What `encode` coded: the difference, [P, n, G], and which groups are none, [P, n, 1]."""
-    number, code = unpack(coded, group, bits)
-    return difference_of(number, code, bits), code == NONE
+def codes_of(coded: Tensor, num_groups: int) -> Tensor:
+    """Of steps: [P, n, 1]. They are the last that `encode` packs."""
+    last = coded[:, -num_words(num_groups, 8) :].view(torch.float32)
+    return unpack(last, num_groups, 8).unsqueeze(-1)
 
 
-def decode_message(message: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
-    """The same of all that one rank sends to another, whose last bytes are spreads."""
-    scaled, is_none = decode(message[:, :-group], group, bits)
-    spread = steps_of_codes(message[:, None, -group:])
-    return (scaled.double() * spread).float(), is_none
+def decode(coded: Tensor, shape: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
+    """What `encode` coded: the difference, of that shape, and which groups are none, [P, n, 1]."""
+    _, num_groups, group = shape
+    words, count = num_words(num_groups * group, bits), num_groups * group
+    number = unpack(coded[:, :words].view(torch.float32), count, bits).view(-1, num_groups, group)
+    code = codes_of(coded, num_groups)
+    is_none = code == NONE
+    return difference_of(number, code.where(~is_none, 0), bits), is_none
+
+
+def decode_message(
+    message: Tensor, shape: Sequence[int], bits: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of all that one rank sends to another, whose last words are spreads; and those."""
+    group = shape[-1]
+    words = message.view(torch.int32)
+    spread = codes_of(words, group).mT
+    scaled, is_none = decode(words[:, : -num_words(group, 8)], shape, bits)
+    return (scaled.double() * steps_of_codes(spread)).float(), is_none, spread
 
 
 def with_broken_groups(values: Tensor) -> Tensor:

@@ -361,7 +361,7 @@ def _spread(difference: Tensor) -> Tensor:
 
 def _next_step(wanted: Tensor) -> Tensor:
     """2**e * (1 + m/8), m rounded up."""
-    mantissa, exponent = torch.frexp(wanted.to(torch.bfloat16).double())
+    mantissa, exponent = torch.frexp(wanted.double())
     eighths = torch.ceil(mantissa * 16) / 16
     largest = 2.0**11 * 1.75
     return torch.ldexp(eighths, exponent).clamp(2.0**-20, largest).nan_to_num(1.0)

@@ -1,7 +1,7 @@
 """Coded differences: how many bytes travel, and what they stand for.
 
-The arithmetic is checked against `steps_of` and `numbers_of`, which know the contract alone: bytes
-end with one per group for the size of a step, elements stand for the middle of one.
+The arithmetic is checked against `steps_of` and `numbers_of`, which know the contract alone: words
+end with eight bits per group for the size of a step, elements stand for the middle of one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.coded import (
     IS_BROKEN,
     SMALLEST_STEP,
     any_group,
+    codes_of,
     decode,
     encode,
     every_bits,
@@ -31,8 +32,8 @@ LARGEST_STEP = 2.0**11 * 1.75
 
 
 def steps_of(coded: Tensor, num_groups: int) -> Tensor:
-    """[P, n, 1], from the last byte of each group."""
-    return steps_of_codes(coded[:, -num_groups:]).unsqueeze(-1)
+    """[P, n, 1]"""
+    return steps_of_codes(codes_of(coded, num_groups))
 
 
 def numbers_of(decoded: Tensor, coded: Tensor) -> Tensor:
@@ -46,21 +47,33 @@ def numbers_of(decoded: Tensor, coded: Tensor) -> Tensor:
 @every_bits
 @every_group
 def test_a_group_takes_its_bits_and_one_byte(bits: int, group: int) -> None:
-    coded = encode(normal(3, 5, group), bits)
-    assert coded.dtype == torch.uint8
-    assert coded.shape == (3, 5 * group * bits // 8 + 5)
-    assert coded.shape[1] == 5 * code_bytes(bits, group)
+    coded = encode(normal(3, 20, group), bits)
+    assert 4 * coded.shape[1] == 20 * group * bits // 8 + 20 == 20 * code_bytes(bits, group)
+
+
+@every_bits
+@pytest.mark.parametrize("num_groups", [1, 2, 3, 5, 7])
+def test_few_groups_take_the_next_whole_word(bits: int, num_groups: int) -> None:
+    """Two of them with three bits, and one for steps; nothing of a group is lost by it."""
+    difference = normal(3, num_groups, 8)
+    coded = encode(difference, bits)
+    least = num_groups * code_bytes(bits, 8)
+    assert least <= 4 * coded.shape[1] < least + (3 if bits == 3 else 2) * 4
+    many = torch.cat([difference, normal(3, 20 - num_groups, 8)], 1)
+    expected, _ = decode(encode(many, bits), many.shape, bits)
+    assert torch.equal(decode(coded, difference.shape, bits)[0], expected[:, :num_groups])
 
 
 @every_bits
 def test_what_goes_to_one_rank_depends_on_its_own_values_only(bits: int) -> None:
     """Each row of the bytes is decoded by another rank, which has nothing else."""
     difference = normal(3, 5, 24)
-    coded, whole = encode(difference, bits), decode(encode(difference, bits), 24, bits)[0]
+    coded = encode(difference, bits)
+    whole, _ = decode(coded, difference.shape, bits)
     for rank in range(3):
         row = slice(rank, rank + 1)
         assert torch.equal(encode(difference[row], bits), coded[row])
-        assert torch.equal(decode(coded[row], 24, bits)[0], whole[row])
+        assert torch.equal(decode(coded[row], difference.shape, bits)[0], whole[row])
 
 
 # What arrives
@@ -74,7 +87,7 @@ def test_elements_arrive_as_the_middle_of_their_step(bits: int, group: int) -> N
     """
     difference = normal(3, 50, group)
     coded = encode(difference, bits)
-    decoded, is_none = decode(coded, group, bits)
+    decoded, is_none = decode(coded, difference.shape, bits)
     assert decoded.dtype == torch.float32
     assert not is_none.any()
     numbers = numbers_of(decoded, coded)
@@ -102,17 +115,18 @@ def test_few_normal_elements_are_cut_off_and_none_in_eight_bits(
 @pytest.mark.parametrize("group", GROUPS[:2])
 def test_each_bit_that_travels_belongs_to_one_element(bits: int, group: int) -> None:
     """Each element has bits that are worth 1, 2, .. 2**(bits - 1) steps, and no other."""
-    coded = encode(normal(1, 2, group), bits)
-    decoded, _ = decode(coded, group, bits)
+    shape = (1, 4, group)
+    coded = encode(normal(*shape), bits)
+    decoded, _ = decode(coded, shape, bits)
     worth: dict[tuple[int, int], list[int]] = {}
-    for byte in range(coded.shape[1] - 2):
+    for byte in range(4 * (coded.shape[1] - 1)):
         for place in range(8):
             flipped = coded.clone()
-            flipped[0, byte] ^= 1 << place
-            moved = numbers_of(decode(flipped, group, bits)[0] - decoded, coded)[0]
+            flipped.view(torch.uint8)[0, byte] ^= 1 << place
+            moved = numbers_of(decode(flipped, shape, bits)[0] - decoded, coded)[0]
             ((row, element),) = moved.nonzero().tolist()
             worth.setdefault((row, element), []).append(int(moved[row, element].abs()))
-    assert len(worth) == 2 * group
+    assert len(worth) == 4 * group
     assert all(sorted(found) == [2**bit for bit in range(bits)] for found in worth.values())
 
 
@@ -122,7 +136,7 @@ def test_each_bit_that_travels_belongs_to_one_element(bits: int, group: int) -> 
 )
 def test_what_is_lost_of_normal_elements_is_what_is_promised(bits: int, group: int) -> None:
     difference = normal(2, 4096, group)
-    decoded, _ = decode(encode(difference, bits), group, bits)
+    decoded, _ = decode(encode(difference, bits), difference.shape, bits)
     lost = float((decoded - difference).square().sum() / difference.square().sum())
     assert lost == pytest.approx(distortion(bits), rel=0.25)
 
@@ -132,8 +146,8 @@ def test_what_is_lost_of_normal_elements_is_what_is_promised(bits: int, group: i
 def test_loss_is_the_same_share_at_every_scale(bits: int, scale: float) -> None:
     """Exactly so by powers of two, which steps follow."""
     difference = normal(2, 40, 32)
-    decoded, _ = decode(encode(difference, bits), 32, bits)
-    scaled, _ = decode(encode(difference * scale, bits), 32, bits)
+    decoded, _ = decode(encode(difference, bits), difference.shape, bits)
+    scaled, _ = decode(encode(difference * scale, bits), difference.shape, bits)
     assert torch.equal(scaled, decoded * scale)
 
 
@@ -147,7 +161,7 @@ def test_each_group_has_a_step_of_its_own(bits: int, group: int) -> None:
     """A group next to one a million times its size loses as little as alone."""
     small = normal(1, 1, group)
     both = torch.cat([small * 2**10, small * 2**-10], 1)
-    decoded, _ = decode(encode(both, bits), group, bits)
+    decoded, _ = decode(encode(both, bits), both.shape, bits)
     assert torch.equal(decoded[:, 0] * 2**-20, decoded[:, 1])
 
 
@@ -158,7 +172,7 @@ def test_each_group_has_a_step_of_its_own(bits: int, group: int) -> None:
 @pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-8])
 def test_tiny_differences_are_off_by_half_the_smallest_step(bits: int, size: float) -> None:
     difference = normal(1, 20, 16) * size
-    decoded, is_none = decode(encode(difference, bits), 16, bits)
+    decoded, is_none = decode(encode(difference, bits), difference.shape, bits)
     assert not is_none.any()
     assert (decoded - difference).abs().max() <= SMALLEST_STEP / 2 + 1e-12
 
@@ -167,7 +181,7 @@ def test_tiny_differences_are_off_by_half_the_smallest_step(bits: int, size: flo
 @pytest.mark.parametrize("size", [1e6, 1e10, 1e18])
 def test_huge_differences_arrive_cut_off_with_their_sign(bits: int, size: float) -> None:
     signs = torch.where(normal(1, 20, 16) < 0, -1.0, 1.0)
-    decoded, is_none = decode(encode(signs * size, bits), 16, bits)
+    decoded, is_none = decode(encode(signs * size, bits), signs.shape, bits)
     assert not is_none.any()
     assert torch.equal(decoded, signs * (LARGEST_STEP * (2 ** (bits - 1) - 0.5)))
 
@@ -176,15 +190,15 @@ def test_huge_differences_arrive_cut_off_with_their_sign(bits: int, size: float)
 @pytest.mark.parametrize("size", [1e20, 3e38])
 def test_a_finite_difference_is_never_taken_for_one_that_is_not(bits: int, size: float) -> None:
     """Its square may be infinite: it is finite itself."""
-    _, is_none = decode(encode(torch.full((1, 1, 16), size), bits), 16, bits)
+    _, is_none = decode(encode(torch.full((1, 1, 16), size), bits), (1, 1, 16), bits)
     assert not is_none.any()
 
 
 @every_bits
 def test_only_groups_that_are_not_finite_have_the_code_of_none(bits: int) -> None:
     coded = encode(with_broken_groups(normal(2, 6, 24)), bits)
-    assert torch.equal(coded[:, -6:] == NONE, IS_BROKEN)
-    _, is_none = decode(coded, 24, bits)
+    assert torch.equal(codes_of(coded, 6).squeeze(-1) == NONE, IS_BROKEN)
+    _, is_none = decode(coded, (2, 6, 24), bits)
     assert torch.equal(is_none.squeeze(-1), IS_BROKEN)
 
 
@@ -195,7 +209,7 @@ def test_only_groups_that_are_not_finite_have_the_code_of_none(bits: int) -> Non
 def test_any_group_is_off_by_half_a_step_or_cut_off(elements: list[float], bits: int) -> None:
     difference = torch.tensor([[elements]])
     coded = encode(difference, bits)
-    decoded, is_none = decode(coded, len(elements), bits)
+    decoded, is_none = decode(coded, difference.shape, bits)
     assert not is_none.any()
     wanted, got = numbers_of(difference, coded), numbers_of(decoded, coded)
     half = 2 ** (bits - 1)

@@ -1,14 +1,14 @@
 """A tensor as few bits per element: the coded difference to what the receiver expects already.
 
 Elements are taken in groups of one head of one token. A group travels as one unsigned number of
-`bits` bits per element and one byte for the size of a step:
+`bits` bits per element and eight bits for the size of a step:
 
     number   floor(difference * (1 / step)) in -L/2 .. L/2 - 1, L = 2**bits; stands for the middle
-    step     2**e * (1 + m/8), e in -20..11, as e * 8 + m in a byte; NONE for a group that is not
-             finite: the receiver takes it for NaN, and neither side remembers it
+    step     2**e * (1 + m/8), e in -20..11, as e * 8 + m in eight bits; NONE for a group that is
+             not finite: the receiver takes it for NaN, and neither side remembers it
 
 Places in a head differ in how much they change, by rotary frequency and by weights: differences are
-divided by the spread of their place over all groups of a message first, which travels as one byte
+divided by the spread of their place over all groups of a message first, which travels in eight bits
 per place, like a step. That is worth 4 to 5 dB with 2 bits on the small trained model.
 
 Sender and receiver turn bytes into numbers by the same exact arithmetic, so that both remember the
@@ -21,7 +21,11 @@ turns can grow for a while; changes of a model are not like that.
     difference = value - memory      arrives: memory + decoded      memory += (1 + AHEAD) * decoded
     anew:        value               arrives: decoded               memory = decoded
 
-    difference [P, n, G] -> bytes [P, n*G*bits/8 + n + G] -> difference, as decoded [P, n, G]
+    difference [P, n, G] -> words [P, (n*G*bits + 8*n + 8*G) / 32] -> difference, decoded [P, n, G]
+
+Words are 32 bits long and held as float32, of which only the bits count. Numbers are held as
+float32 too: of what Inductor generates for CPUs that have no AVX-512, loops that load integers took
+two to four times as long.
 
 Plain functions of tensors: passes trace them into graphs, tests call them.
 """
@@ -30,20 +34,26 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 BITS = (1, 2, 3, 4, 8)
 """What can be chosen from."""
 FULL = 0
 """In place of a number of bits: as it is, not coded."""
 GROUP_MULTIPLE = 8
-"""A group has a multiple of so many elements, so that its planes fill bytes."""
+"""A group has a multiple of so many elements, so that its numbers fill bytes."""
 NONE = 255
 AHEAD = 0.5
 """Of 0, 0.3, 0.5 and 0.65 this came closest to the exact pictures of the small trained model, by 3
 to 8 dB more than 0 with 1 to 3 bits.
 """
 _BIAS = (127 - 20) * 8
-"""Of a step of 2**-20, in eighths of the exponent that bfloat16 has."""
+"""Of a step of 2**-20, in eighths of the exponent that float32 has."""
+_BELOW_EIGHTHS = 20
+"""Bits of float32 that a step does not have."""
+_WORD = 32
+_CODE = 8
+"""Bits of a step."""
 _PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
 """Widths of the fields that an element's bits are kept in, low bits first."""
 _STEP = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
@@ -66,12 +76,12 @@ def code_bytes(bits: int, group: int) -> int:
 def send(
     values: Tensor, memory: Tensor, bits: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Bytes to send, what is remembered from now on, and what will arrive."""
+    """Words to send, what is remembered from now on, and what will arrive."""
     expected = 0.0 if is_anew else memory.to(torch.float32)
     difference = values.to(torch.float32) - expected
     spread = _in_memory(spread_code(difference))
     number, code = quantize(difference * _in_memory(1 / _step(spread)), bits)
-    coded = torch.cat([pack(number, code, bits), spread.flatten(1)], 1)
+    coded = torch.cat([pack(number, bits), pack(code, _CODE), pack(spread, _CODE)], 1)
     return coded, *advance(memory, number, code, spread, bits, is_anew)
 
 
@@ -79,9 +89,13 @@ def update(
     memory: Tensor, coded: Tensor, bits: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
-    group = memory.shape[-1]
-    number, code = unpack(coded[:, :-group], group, bits)
-    return advance(memory, number, code, coded[:, None, -group:], bits, is_anew)
+    num_ranks, rows, group = memory.shape
+    sizes = [num_words(rows * group, bits), num_words(rows, _CODE), num_words(group, _CODE)]
+    numbers, codes, spreads = torch.split(coded, sizes, 1)
+    number = unpack(numbers, rows * group, bits).view(memory.shape)
+    code = unpack(codes, rows, _CODE).view(num_ranks, rows, 1)
+    spread = unpack(spreads, group, _CODE).view(num_ranks, 1, group)
+    return advance(memory, number, code, spread, bits, is_anew)
 
 
 def spread_code(difference: Tensor) -> Tensor:
@@ -91,43 +105,48 @@ def spread_code(difference: Tensor) -> Tensor:
     known = torch.where(difference.abs() < float("inf"), difference, 0.0)
     square = (known * known).mean(1, keepdim=True)
     spread = (square / (square.mean(-1, keepdim=True) + 1e-30)).sqrt()
-    return _nearest_code(spread).to(torch.uint8)
+    return _nearest_code(spread)
 
 
 def quantize(difference: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Numbers, [P, n, G], and codes of steps, [P, n, 1], as bytes."""
+    """Numbers, [P, n, G], and codes of steps, [P, n, 1]."""
     code = _in_memory(_step_code(difference, bits))
     half = 1 << (bits - 1)
     per_step = _in_memory(1 / _step(code))
     number = torch.floor(difference * per_step).clamp(-half, half - 1) + half
-    number = torch.where(code == NONE, 0.0, number)
-    return _in_memory(number.to(torch.uint8)), code
+    return _in_memory(torch.where(code == NONE, 0.0, number)), code
 
 
-def pack(number: Tensor, code: Tensor, bits: int) -> Tensor:
-    """What travels."""
-    parts = [*_planes(number.flatten(1), bits), code.flatten(1)]
-    return torch.cat(parts, 1)
+def num_words(count: int, bits: int) -> int:
+    """That so many numbers take."""
+    return sum(-(-count * width // _WORD) for width in _PLANES[bits])
 
 
-def unpack(coded: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
-    """What was packed."""
-    num_ranks, rows = len(coded), coded.shape[1] // code_bytes(bits, group)
-    begin = shift = 0
-    number: Tensor | None = None
+def pack(number: Tensor, bits: int) -> Tensor:
+    """What travels of numbers [P, ...]: words [P, m]."""
+    number = number.flatten(1).to(torch.int32)
+    planes, shift = [], 0
     for width in _PLANES[bits]:
-        end = begin + rows * group * width // 8
-        fields = _fields(coded[:, begin:end], width)
-        number = fields if number is None else number + fields * (1 << shift)
-        begin, shift = end, shift + width
-    assert number is not None
-    return number.view(num_ranks, rows, group), coded[:, begin:].view(num_ranks, rows, 1)
+        fields = number if width == bits else (number >> shift) & ((1 << width) - 1)
+        planes.append(_joined(fields, width))
+        shift += width
+    return planes[0] if len(planes) == 1 else torch.cat(planes, 1)
+
+
+def unpack(words: Tensor, count: int, bits: int) -> Tensor:
+    """What was packed: [P, count]."""
+    planes = torch.split(words, [-(-count * width // _WORD) for width in _PLANES[bits]], 1)
+    number, shift = torch.zeros((), dtype=torch.int32, device=words.device), 0
+    for plane, width in zip(planes, _PLANES[bits], strict=True):
+        number = number | (_fields(plane, width)[:, :count] << shift)
+        shift += width
+    return _in_memory(number.to(torch.float32))
 
 
 def difference_of(number: Tensor, code: Tensor, bits: int) -> Tensor:
-    """As float32: [P, n, G]."""
-    middle = number.to(torch.float32) + (0.5 - (1 << (bits - 1)))
-    return middle * _in_memory(_step(code))
+    """[P, n, G]; NaN where a group is none."""
+    middle = number + (0.5 - (1 << (bits - 1)))
+    return middle * _in_memory(torch.where(code == NONE, float("nan"), _step(code)))
 
 
 def advance(
@@ -137,12 +156,12 @@ def advance(
     if is_anew:
         memory = torch.zeros_like(memory)
     difference = difference_of(number, code, bits) * _in_memory(_step(spread))
-    is_none = code == NONE
     old, most = memory.to(torch.float32), torch.finfo(memory.dtype).max
     ahead = 0.0 if is_anew else AHEAD
     expected = (old + (1 + ahead) * difference).clamp(-most, most).to(memory.dtype)
     arrived = (old + difference).clamp(-most, most).to(memory.dtype)
-    return torch.where(is_none, memory, expected), torch.where(is_none, float("nan"), arrived)
+    # Not isnan(), which Inductor does not compute in vectors.
+    return torch.where(torch.eq(difference, difference), expected, memory), arrived
 
 
 def finite_or(values: Tensor, old: Tensor | float) -> Tensor:
@@ -168,13 +187,13 @@ def _step_code(difference: Tensor, bits: int) -> Tensor:
     """[P, n, 1]"""
     largest = difference.abs().amax(-1, keepdim=True)
     code = _nearest_code(_wanted_step(difference, largest, bits))
-    return torch.where(largest < float("inf"), code, NONE).to(torch.uint8)
+    return torch.where(largest < float("inf"), code, float(NONE))
 
 
 def _nearest_code(wanted: Tensor) -> Tensor:
     """Of the next larger step, so that what fits the wanted one fits the coded one."""
-    eighths = wanted.to(torch.bfloat16).view(torch.int16).to(torch.int32)
-    return (((eighths + 15) >> 4) - _BIAS).clamp(0, NONE - 1)
+    eighths = (wanted.view(torch.int32) + ((1 << _BELOW_EIGHTHS) - 1)) >> _BELOW_EIGHTHS
+    return (eighths - _BIAS).clamp(0, NONE - 1).to(torch.float32)
 
 
 def _wanted_step(difference: Tensor, largest: Tensor, bits: int) -> Tensor:
@@ -186,32 +205,25 @@ def _wanted_step(difference: Tensor, largest: Tensor, bits: int) -> Tensor:
 
 def _step(code: Tensor) -> Tensor:
     """The step that a code stands for."""
-    bits = ((code.to(torch.int32) + _BIAS) << 4).to(torch.int16)
-    return bits.view(torch.bfloat16).to(torch.float32)
+    return ((code.to(torch.int32) + _BIAS) << _BELOW_EIGHTHS).view(torch.float32)
 
 
-def _planes(number: Tensor, bits: int) -> list[Tensor]:
-    """Bytes [P, n*G*width/8] per plane. Each byte holds one element of every run, of which a plane
-    has as many as a byte has fields.
+def _joined(fields: Tensor, width: int) -> Tensor:
+    """Words [P, m] of fields [P, count]. A word holds one field of every run, of which there are as
+    many as a word has fields; the last one may be short.
     """
-    if bits == 8:
-        return [number]
-    planes = []
-    for width in _PLANES[bits]:
-        fields = number & ((1 << width) - 1) if width < bits else number
-        runs = fields.view(len(number), 8 // width, -1).unbind(1)
-        joined = runs[0]
-        for place, run in enumerate(runs[1:], start=1):
-            joined = joined + run * (1 << (place * width))
-        planes.append(joined)
-        number = number >> width
-        bits -= width
-    return planes
+    runs = _WORD // width
+    if missing := -fields.shape[1] % runs:
+        fields = pad(fields, (0, missing))
+    joined = fields.view(len(fields), runs, -1)
+    while runs > 1:
+        runs //= 2
+        joined = joined[:, :runs] | (joined[:, runs:] << (runs * width))
+    return joined.squeeze(1).view(torch.float32)
 
 
-def _fields(plane: Tensor, width: int) -> Tensor:
-    """The elements of which `_planes` made the bytes of one plane."""
-    if width == 8:
-        return plane
-    places = range(8 // width)
-    return torch.cat([(plane >> (place * width)) & ((1 << width) - 1) for place in places], 1)
+def _fields(words: Tensor, width: int) -> Tensor:
+    """The fields of which `_joined` made words, and those that were missing."""
+    shifts = torch.arange(0, _WORD, width, dtype=torch.int32, device=words.device)
+    runs = words.view(torch.int32).unsqueeze(1) >> shifts.unsqueeze(1)
+    return (runs & ((1 << width) - 1)).flatten(1)
