@@ -1,7 +1,8 @@
 """Coded differences: how many bytes travel, and what they stand for.
 
-The arithmetic is checked against `steps_of` and `numbers_of`, which know the contract alone: words
-end with eight bits per group for the size of a step, elements stand for the middle of one.
+The arithmetic is checked against `steps_of` and `numbers_of`, which know of words only how they are
+unpacked: the last hold eight bits per group for the size of a step, and elements stand for the
+middle of one.
 """
 
 from __future__ import annotations

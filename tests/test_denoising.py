@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -412,14 +413,76 @@ def test_blocks_of_one_pipeline_in_two_threads_are_apart_in_whatever_order_they_
 
 
 def test_what_someone_put_over_a_followed_method_stays(pipe: Any) -> None:
+    """And is called, in this block and in others that follow it."""
+    called = []
     with denoising(pipe) as run:
-        theirs = functools.partial(pipe.scheduler.step)
+        ours = pipe.scheduler.step
+
+        @functools.wraps(ours)
+        def theirs(*args: Any, **kwargs: Any) -> Any:
+            called.append(args)
+            return ours(*args, **kwargs)
+
         pipe.scheduler.step = theirs
+        try:
+            _denoise(pipe, 2, lambda: None)
+            assert run.current_step == len(called) == 2
+            with denoising(pipe) as inner:
+                _denoise(pipe, 3, lambda: None)
+                assert run.current_step == inner.current_step == 3
+                assert len(called) == 5
+        finally:
+            assert pipe.scheduler.step is theirs
+    with denoising(pipe) as run:
         _denoise(pipe, 2, lambda: None)
         assert run.current_step == 2
+        assert len(called) == 7
     assert pipe.scheduler.step is theirs
-    _denoise(pipe, 2, lambda: None)
     del pipe.scheduler.step
+
+
+def test_a_model_that_a_pipeline_holds_twice_is_followed_once(pipe: Any) -> None:
+    """As itself and compiled, or for two kinds of noise."""
+    twice = SimpleNamespace(
+        scheduler=pipe.scheduler,
+        transformer=pipe.transformer,
+        transformer_2=pipe.transformer,
+        compiled=torch.compile(pipe.transformer, backend="eager"),
+    )
+    with denoising(twice) as run, pipe.transformer.cache_context("cond"):
+        assert run.key_of("graph", 1)[2] == "cond"  # type: ignore[index]
+    assert "cache_context" not in vars(pipe.transformer)
+
+
+def test_threads_may_follow_and_leave_while_another_one_steps(pipe: Any) -> None:
+    """Nobody misses a step, and nothing is left behind."""
+    failures: list[BaseException] = []
+
+    def follow_often() -> None:
+        try:
+            for _ in range(200):
+                with denoising(pipe) as run:
+                    with pipe.transformer.cache_context("cond"):
+                        pass
+                    assert run.current_step == 0, "what others do"
+        except BaseException as failure:
+            failures.append(failure)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=follow_often) for _ in range(2)]
+        with denoising(pipe) as run:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                _denoise(pipe, 20, lambda: None)
+                assert run.current_step == 20
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
+    assert "step" not in vars(pipe.scheduler)
+    assert "cache_context" not in vars(pipe.transformer)
 
 
 def test_a_picture_may_begin_in_the_middle_of_the_steps(pipe: Any) -> None:
@@ -432,6 +495,10 @@ def test_a_picture_may_begin_in_the_middle_of_the_steps(pipe: Any) -> None:
         assert run.num_steps == 8
         pipe.scheduler.set_begin_index()
         assert run.num_steps == 8
+        pipe.scheduler.timesteps = None
+        pipe.scheduler.set_begin_index(2)
+        assert run.num_steps == 8, "unknown before steps are set"
+        pipe.scheduler.set_timesteps(8)
 
 
 def test_nothing_is_remembered_of_a_picture_that_is_done(pipe: Any) -> None:

@@ -11,7 +11,7 @@ Places in a head differ in how much they change, by rotary frequency and by weig
 divided by the spread of their place over all groups of a message first, which travels in eight bits
 per place, like a step. That is worth 4 to 5 dB with 2 bits on the small trained model.
 
-Sender and receiver turn bytes into numbers by the same exact arithmetic, so that both remember the
+Sender and receiver turn words into numbers by the same exact arithmetic, so that both remember the
 same: what the next value is expected to be. That is this value and AHEAD of its difference to what
 was expected, since what changed one way goes on doing so. What the code leaves of a difference is
 part of the next one: errors do not add up. They need not vanish either: with 2 bits a value that
@@ -23,9 +23,9 @@ turns can grow for a while; changes of a model are not like that.
 
     difference [P, n, G] -> words [P, (n*G*bits + 8*n + 8*G) / 32] -> difference, decoded [P, n, G]
 
-Words are 32 bits long and held as float32, of which only the bits count. Numbers are held as
-float32 too: of what Inductor generates for CPUs that have no AVX-512, loops that load integers took
-two to four times as long.
+Numbers, steps and spreads each begin a new word. Words are 32 bits long and held as float32, of
+which only the bits count. Numbers are held as float32 too: of what Inductor generates for CPUs that
+have no AVX-512, loops that load integers took two to four times as long.
 
 Plain functions of tensors: passes trace them into graphs, tests call them.
 """
@@ -214,7 +214,7 @@ def _plane_words(count: int, width: int) -> int:
 
 def _joined(fields: Tensor, width: int) -> Tensor:
     """Words [P, m] of fields [P, count]. A word holds one field of every run, of which there are as
-    many as a word has fields; the last one may be short.
+    many as a word has fields; what the last runs lack is zero.
     """
     runs = _WORD // width
     if missing := -fields.shape[1] % runs:

@@ -1,9 +1,9 @@
 """One exchange that remembers what travelled: emits it in full, coded, or of some tokens.
 
     in full   packed -> exchange -> received            sent = packed, held = received
-    coded     packed - sent -> code -> exchange of bytes -> decode -> held + difference = received
+    coded     packed - sent -> code -> exchange of words -> decode -> held + difference = received
               sent, held: what both expect next, see delta_code
-    anew      packed -> code -> exchange of bytes -> decode -> received = sent = held
+    anew      packed -> code -> exchange of words -> decode -> received = sent = held
     tokens    |V - sent| -> those that changed most -> all-gather
               packed of those -> exchange -> held with those replaced = received, or, where
               nothing is held, just those

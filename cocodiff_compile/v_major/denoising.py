@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Lock
 from types import MethodType
 from typing import Any
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 _MANY_CALLS = 8
 """Of the same model in one step and branch; passes of guidance are two or three."""
 
+_following = Lock()
+"""Held while what stands for a method is put in its place or taken away: threads may share one."""
 _current: ContextVar[Denoising | None] = ContextVar("cocodiff_denoising", default=None)
 
 
@@ -222,7 +225,8 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
 
     def begin_at(begin_index: int = 0) -> None:
         """In the middle of the steps: image to image."""
-        run.num_steps = len(scheduler.timesteps) - begin_index
+        if scheduler.timesteps is not None:
+            run.num_steps = run.current_step + len(scheduler.timesteps) - begin_index
 
     def end_step(*_args: Any, **_kwargs: Any) -> None:
         run.step()
@@ -236,7 +240,7 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
             _follow_method(_Followed, scheduler, name, run, then, stack)
     if run.num_steps is None and getattr(scheduler, "num_inference_steps", None):
         run.num_steps = len(scheduler.timesteps)
-    modules = [_original(item) for item in _modules(pipe)]
+    modules = list(dict.fromkeys(map(_original, _modules(pipe))))
     if not modules:
         raise UserError(
             f"denoising({type(pipe).__name__}): it has no model; use denoising(num_steps=...) and "
@@ -272,7 +276,7 @@ class _Followed:
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._method = owner, getattr(owner, name)
-        functools.update_wrapper(self, self._method)
+        functools.update_wrapper(self, self._method, updated=())
         self.replaced = vars(owner).get(name)
         """What the object itself had in this place, if anything."""
         self.followers: dict[Denoising, Callable[..., Any]] = {}
@@ -290,7 +294,7 @@ class _Followed:
         return MethodType(self._method.__func__, copied)
 
     def _current(self) -> list[Callable[..., Any]]:
-        return [then for run, then in self.followers.items() if run.is_current]
+        return [then for run, then in list(self.followers.items()) if run.is_current]
 
 
 class _Branching(_Followed):
@@ -316,18 +320,20 @@ def _follow_method(
     still or someone replaced it meanwhile.
     """
     own = vars(owner)
-    if not isinstance(own.get(name), kind):
-        own[name] = kind(owner, name)
-    followed: _Followed = own[name]
-    followed.followers[run] = then
+    with _following:
+        if not isinstance(own.get(name), kind):
+            own[name] = kind(owner, name)
+        followed: _Followed = own[name]
+        followed.followers[run] = then
 
     def put_back() -> None:
-        del followed.followers[run]
-        if followed.followers or own.get(name) is not followed:
-            return
-        if followed.replaced is None:
-            del own[name]
-        else:
-            own[name] = followed.replaced
+        with _following:
+            del followed.followers[run]
+            if followed.followers or own.get(name) is not followed:
+                return
+            if followed.replaced is None:
+                del own[name]
+            else:
+                own[name] = followed.replaced
 
     stack.callback(put_back)
