@@ -7,13 +7,13 @@ RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-slow lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
-	bench-v-major bench-recognize bench-tapa clean
+	bench-v-major bench-coding bench-recognize bench-tapa clean
 
 demo: $(STAMP)
 	$(BIN)/cocodiff demo
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --durations 20
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -46,6 +46,9 @@ bench-quality: $(STAMP)
 bench-v-major: $(STAMP)
 	$(BIN)/cocodiff quality --shares 75,90 --dtype bf16 --steps 20 --batch 8 \
 		--policies int2from8,int3from8 --out build/v-major
+
+bench-coding: $(STAMP)
+	$(BIN)/python -m benchmarks.delta_code
 
 bench-own-cost: $(STAMP)
 	$(BIN)/python -m benchmarks.own_cost
