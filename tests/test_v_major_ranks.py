@@ -108,9 +108,10 @@ def _guidance(_rank: int, _num_ranks: int) -> dict[str, Any]:
         with cocodiff_compile.denoising(num_steps=200) as run:
             for step in _steps(inputs, 200):
                 compiled(**step)
+                held = sum(item.numel() * item.element_size() for item in _tensors(run))
                 run.step()
             grown = {item.memory_bytes for item in run.history}
-            held = sum(item.numel() * item.element_size() for item in _tensors(run))
+            left = len(run.memories)
     return {
         "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "recompiles": dict(torch._dynamo.utils.counters["recompile_limit"]),
@@ -119,6 +120,7 @@ def _guidance(_rank: int, _num_ranks: int) -> dict[str, Any]:
         "said": notes,
         "grown": grown,
         "held": held,
+        "left": left,
     }
 
 
@@ -136,6 +138,7 @@ def test_one_graph_serves_two_prompts_and_a_guidance_pair_without_growing() -> N
         assert first == second
         assert first[-1] == 2 * result["held"]  # two passes of guidance
         assert result["grown"] == {result["held"]}
+        assert not result["left"], "the picture is done"
         (said,) = re.findall(r"remember ([0-9.]+) MiB", str(result["said"]))
         assert abs(float(said) * 2**20 - result["held"]) <= 0.05 * result["held"]
 
@@ -155,8 +158,8 @@ def _regional(_rank: int, _num_ranks: int) -> dict[str, Any]:
             found = []
             for step in steps:
                 found.append(small.sample(model(**step)))
+                memories = len(run.memories)
                 run.step()
-            memories = len(run.memories)
     return {
         "off by": [float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)],
         "memories": memories,
