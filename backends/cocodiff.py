@@ -25,6 +25,7 @@ from cocodiff_compile.backends.selective_graph import select_pass, selective_cal
 from cocodiff_compile.compat import (
     compile_fx,
     compile_fx_inner,
+    freezes_weights,
     list_mode_options,
     optimization_hint,
     without_autograd_cache,
@@ -184,7 +185,9 @@ def _plan(
         ScheduleVFirst(costs) if costs else None,
     ]
     ordering = _enabled(config, *filter(None, after))
-    select = select_pass(config.selective, costs) if config.selective else None
+    select = None
+    if config.selective and not _why_not_selective():
+        select = select_pass(config.selective, costs)
     if select is None or not select.rewrites_any(found):
         cutting = _cutting(config, costs, differ)
         saying_why = (select,) if select else ()
@@ -193,6 +196,18 @@ def _plan(
     # Which tokens are left out is decided for all heads at once, and for all tokens.
     cutting = _cutting(config, usual, differ, is_whole=bool(select.travel.omitted))
     return _Plan(_enabled(config, *cutting), select, ordering)
+
+
+def _why_not_selective() -> str:
+    """Said, if there is a reason."""
+    if not freezes_weights():
+        return ""
+    reason = (
+        "v_major is on, but Inductor's freezing makes constants of weights, by which calls are "
+        "told apart: all travels in full; turn torch._inductor.config.freezing off"
+    )
+    say_once(log, logging.WARNING, reason)
+    return reason
 
 
 def _cutting(

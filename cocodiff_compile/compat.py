@@ -56,6 +56,7 @@ __all__ = [
     "default_store",
     "fake_store",
     "find_group",
+    "freezes_weights",
     "get_hash_for_files",
     "group_ranks",
     "groups_by_name",
@@ -165,6 +166,11 @@ def autotunes_matmuls() -> bool:
     """Whether Inductor picks the kernel of a matmul by trying several for its shape."""
     config = torch._inductor.config
     return bool(config.max_autotune or config.max_autotune_gemm)
+
+
+def freezes_weights() -> bool:
+    """Whether Inductor makes constants of weights."""
+    return bool(torch._inductor.config.freezing)
 
 
 def groups_by_name() -> dict[str, Any]:

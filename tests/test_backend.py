@@ -252,6 +252,48 @@ def test_a_graph_that_comes_in_broken_is_said_and_compiled_unchanged(
     assert reports[0].report.refused
 
 
+def _selective_outputs(gm_outputs: list[Any], **settings: Any) -> torch.Tensor:
+    """What a block with V-Major returns outside of `denoising`; what is known of the output of
+    every graph of which code would be generated.
+    """
+    config = CompileConfig.from_options({"v_major": {"policy": "fixed", "when": "always"}})
+
+    def generate(gm: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
+        gm_outputs.append(gm.graph.output_node().meta)
+        return make_boxed_func(gm.forward)
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return compile_graph(gm, example_inputs, config, generate)
+
+    model = Block().eval()
+    with fake_ranks(2), torch.no_grad(), torch._inductor.config.patch(**settings):
+        compiled = torch.compile(model, backend=backend)
+        with cocodiff_compile.denoising(num_steps=2) as run:
+            compiled(_x())
+            run.step()
+            compiled(_x())
+        found: torch.Tensor = compiled(_x())
+        return found
+
+
+def test_inductor_is_told_which_outputs_of_a_kind_of_step_callers_see() -> None:
+    """On devices where it pads other tensors it keeps the strides of these."""
+    metas: list[Any] = []
+    _selective_outputs(metas)
+    assert len(metas) == 3
+    assert [list(meta["user_visible_output_idxs"]) for meta in metas] == [[0]] * 3
+
+
+def test_with_frozen_weights_v_major_is_declined_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metas: list[Any] = []
+    with caplog.at_level(logging.WARNING, "cocodiff_compile"):
+        assert _selective_outputs(metas, freezing=True).shape == (1, 4, WIDTH)
+    assert len(metas) == 1
+    assert "freezing makes constants of weights" in caplog.text
+
+
 def test_every_graph_has_a_folder_of_its_own(tmp_path: Path) -> None:
     with fake_ranks(2):
         cocodiff_compile.explain(

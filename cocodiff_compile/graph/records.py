@@ -230,6 +230,8 @@ def copied(
     """A copy of a graph, in an empty one if given, and what was found in it."""
     nodes: dict[Node, Node] = {}
     copy = Graph() if into is None else into
-    copy.output(copy.graph_copy(graph, nodes))
+    output = copy.output(copy.graph_copy(graph, nodes))
+    # Among it: which outputs callers see, whose strides Inductor must keep.
+    output.meta = dict(graph.output_node().meta)
     recognition: Recognition = with_nodes(found, nodes)
     return copy, recognition
