@@ -88,7 +88,8 @@ class SelectVMajor:
                 declined = Declined(site.attention.output, reason, site.module_path)
                 rewriting.declined.append(declined)
             else:
-                rewriting.rewrite(site, self._remembered(place), self._omitted(place))
+                remembered = self._remembered(place, site)
+                rewriting.rewrite(site, remembered, self._omitted(place))
         if self.measures_drift and rewriting.rewritten:
             _emit_drift(graph, rewriting.losses)
         rewriting.erase()
@@ -108,7 +109,7 @@ class SelectVMajor:
         """Whether it changes a graph at all."""
         return any(
             not reason
-            and any(_can_remember(item, self._remembered(place)) for item in site.exchanged)
+            and any(_can_remember(item, self._remembered(place, site)) for item in site.exchanged)
             for place, (site, reason) in enumerate(self._judged(found.sites))
         )
 
@@ -116,9 +117,12 @@ class SelectVMajor:
         """The share of tokens that an attention does not send."""
         return self.travel.omitted * (self.layers[place] if self.layers else 1.0)
 
-    def _remembered(self, place: int) -> Remembered:
+    def _remembered(self, place: int, site: UlyssesSite) -> Remembered:
+        """The same for every kind of step."""
         is_whole = bool(self.layers) and not self.layers[place]
-        return self.remembered.of_all_tokens if is_whole else self.remembered
+        if is_whole or _why_all_tokens(site):
+            return self.remembered.of_all_tokens
+        return self.remembered
 
     def _judged(self, sites: Sequence[UlyssesSite]) -> list[tuple[UlyssesSite, str]]:
         """With the reason why an attention as a whole is to travel in full. Those that send most
@@ -130,7 +134,9 @@ class SelectVMajor:
                 f"{len(sites)} attentions; give one for each"
             )
         reasons = {place: self._why_no_worth(site) for place, site in enumerate(sites)}
-        sizes = [_memory_bytes(site, self._remembered(place)) for place, site in enumerate(sites)]
+        sizes = [
+            _memory_bytes(site, self._remembered(place, site)) for place, site in enumerate(sites)
+        ]
         left = self.budget_bytes
         for place in sorted(range(len(sites)), key=lambda place: (-sizes[place], place)):
             if left is None or reasons[place]:
@@ -175,6 +181,9 @@ class _Rewriting:
 
     def rewrite(self, site: UlyssesSite, remembered: Remembered, omitted: float) -> None:
         """`omitted`: the share of tokens that are not sent."""
+        if omitted and (reason := _why_all_tokens(site)):
+            self._decline_tokens(site, reason)
+            omitted = 0.0
         planned = self._plan(site, remembered, omitted)
         by_role = {role: rewrite for rewrite, roles in planned.values() for role in roles}
         tokens = self._plan_tokens(site, by_role, omitted) if omitted else None
@@ -222,16 +231,20 @@ class _Rewriting:
     ) -> _TokenPlan | None:
         """None, and why not, if it cannot be told which rows are those of a token."""
         try:
-            _refuse_tokens(site, self.how.travel.reuses_output)
             streams = self._streams(site, by_role["v"], omitted)
             if not self.how.travel.reuses_output:
                 return _TokenPlan(streams)
+            if reason := _why_not(site.o.exchange, site.o.head_size):
+                raise CutUnknown(reason)
             query, packed = by_role["q"].flat.wait, by_role["o"].flat.source
             return _TokenPlan(streams, plan_output(site, streams, query, packed))
         except CutUnknown as unknown:
-            reason = f"no tokens are left out: {unknown}"
-            self.declined.append(Declined(site.attention.output, reason, site.module_path))
+            self._decline_tokens(site, str(unknown))
             return None
+
+    def _decline_tokens(self, site: UlyssesSite, reason: str) -> None:
+        reason = f"no tokens are left out: {reason}"
+        self.declined.append(Declined(site.attention.output, reason, site.module_path))
 
     def _omit_tokens(self, site: UlyssesSite, by_role: _ByRole, plan: _TokenPlan) -> set[Node]:
         """The starts of all exchanges that are rewritten so."""
@@ -319,21 +332,22 @@ def _can_remember(
     return is_asked and any(not _why_not(piece, group) for piece in exchange.pieces)
 
 
-def _refuse_tokens(site: UlyssesSite, reuses_output: bool) -> None:
-    """Tokens that cannot be told apart travel by the other rules."""
+def _why_all_tokens(site: UlyssesSite) -> str:
+    """Why tokens cannot be told apart, in whatever kind of step: all travel, by the other rules."""
     legs = (site.q, site.k, site.v)
-    for leg in (*legs, site.o) if reuses_output else legs:
-        if reason := _why_not(leg.exchange, leg.head_size):
-            raise CutUnknown(reason)
     for leg in legs:
-        if leg.exchange.chunks:
-            raise CutUnknown("its exchanges are cut into chunks")
-        if leg.exchange.token_rows is None:
-            raise CutUnknown(f"where the tokens of {leg.role.upper()} lie is unclear")
+        if reason := _why_not(leg.exchange, leg.head_size):
+            return reason
+    if any(leg.exchange.chunks for leg in legs):
+        return "its exchanges are cut into chunks"
     if site.is_packed:
-        raise CutUnknown("Q, K and V travel together")
+        return "Q, K and V travel together"
+    for leg in legs:
+        if leg.exchange.token_rows is None:
+            return f"where the tokens of {leg.role.upper()} lie is unclear"
     if len({leg.exchange.token_rows[1] for leg in legs if leg.exchange.token_rows}) > 1:
-        raise CutUnknown("Q, K and V have different tokens")
+        return "Q, K and V have different tokens"
+    return ""
 
 
 def _emit_drift(graph: Graph, losses: Sequence[Node]) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cocodiff_compile.graph.delta_code import FULL
 from cocodiff_compile.graph.records import Leg
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (
     NUM_RANKS,
@@ -237,6 +238,11 @@ def test_tokens_of_roles_that_travel_together_are_not_left_out() -> None:
     selective = Selective(base, IN_FULL, travel)
     (declined,) = selective.results[travel].declined
     assert "travel together" in declined.reason
+    assert not selective.memories[0], "nothing would ever read it"
+    for kind in (IN_FULL, travel):
+        select = SelectVMajor(kind, Remembered.for_all([travel]))
+        assert not select.rewrites_any(base.found)
+        assert not selective.results[kind].changed
 
 
 @pytest.mark.parametrize(
