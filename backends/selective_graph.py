@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from cocodiff_compile.agreement.compile_facts import collective_groups
 from cocodiff_compile.agreement.compile_rounds import CompileRounds
 from cocodiff_compile.agreement.failures import failures_told
 from cocodiff_compile.agreement.graph_rounds import graph_rounds
@@ -22,6 +23,7 @@ from cocodiff_compile.graph.aten import (
     bound,
     collectives_by_group,
     size_bytes,
+    value_of,
 )
 from cocodiff_compile.graph.pipeline import Pipeline, PipelineReport
 from cocodiff_compile.graph.records import copied
@@ -73,7 +75,8 @@ def selective_call(
     call = SelectiveCall(
         graph.compile_later,
         policy,
-        report.recognition.sites[0].q.exchange.group,
+        tuple(collective_groups(gm.graph)),
+        value_of(report.recognition.sites[0].q.exchange.start).device,
         tuple(finish.inductor_options.get("static_input_idxs", ())),
         _sent_bytes(gm.graph),
         options.budget_bytes,
@@ -116,6 +119,8 @@ class _SelectiveGraph:
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
             inputs += [node.meta["val"] for node in places]
         memories = tuple(inputs[len(self.example_inputs) :])
+        if memories and self.select.measures_drift:
+            memories = memories[:-1]  # the drift, a number
         sent_bytes = _sent_bytes(gm.graph)
         compiled = self.finish.run(gm, inputs, report, dumps, rounds)
         return Variant(compiled, memories, sent_bytes)

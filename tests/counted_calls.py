@@ -37,10 +37,17 @@ class Compiled:
     calls: list[tuple[Travel | None, list[Tensor]]] = field(default_factory=list)
     drift: float = 0.0
     fails: bool = False
+    groups: tuple[str, ...] = ("0",)
 
     def __post_init__(self) -> None:
         self.call = SelectiveCall(
-            self._compile, self.policy, "0", (1,), FULL_BYTES, self.budget_bytes
+            self._compile,
+            self.policy,
+            self.groups,
+            torch.device("cpu"),
+            (1,),
+            FULL_BYTES,
+            self.budget_bytes,
         )
 
     def _compile(self, travel: Travel | None) -> Variant:
@@ -48,8 +55,6 @@ class Compiled:
         count = 0 if travel is None else self.num_memories
         with FakeTensorMode():
             fakes = [torch.empty(4, dtype=torch.float16) for _ in range(count)]
-            if count and self.policy.measures_drift:
-                fakes.append(torch.empty(()))
 
         def run(args: list[Any]) -> Tensor:
             x, _, *memories = args

@@ -6,7 +6,7 @@ import contextvars
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from cocodiff_compile.errors import UserError
 from cocodiff_compile.v_major.denoising import (
     Denoising,
     Memory,
+    Weights,
     current_denoising,
     denoising,
     is_denoising,
@@ -92,9 +93,13 @@ def test_a_step_left_out_or_again_is_out_of_order_until_the_next(
         assert not run.is_out_of_order
 
 
+def _memory(*tensors: torch.Tensor) -> Memory:
+    return Memory(list(tensors), None, Weights([]))
+
+
 def test_a_reset_begins_a_new_picture() -> None:
     with denoising(num_steps=3) as run:
-        run.memories["key"] = object()  # type: ignore[assignment]
+        run.memories["key"] = _memory()
         run.step(2)
         run.reset()
         assert (run.num_steps, run.current_step, run.is_out_of_order) == (3, 0, False)
@@ -107,12 +112,45 @@ def test_a_run_tells_how_much_it_remembers() -> None:
     """Of all calls, in bytes; nothing of a picture that is over."""
     with denoising(num_steps=3) as run:
         assert run.memory_bytes == 0
-        run.memories["one"] = Memory([torch.zeros(5, dtype=torch.float16), torch.zeros(())], None)
-        run.memories["other"] = Memory([torch.zeros(2, 3, dtype=torch.uint8)], None)
+        run.memories["one"] = _memory(torch.zeros(5, dtype=torch.float16), torch.zeros(()))
+        run.memories["other"] = _memory(torch.zeros(2, 3, dtype=torch.uint8))
         assert [item.size_bytes for item in run.memories.values()] == [5 * 2 + 4, 6]
         assert run.memory_bytes == 20
         run.reset()
         assert run.memory_bytes == 0
+
+
+def test_what_outlives_a_block_in_its_context_is_outside_of_it() -> None:
+    """As a task that was started inside of it."""
+    with denoising(num_steps=3) as outer:
+        with denoising(num_steps=3):
+            task = contextvars.copy_context()
+        assert task.run(lambda: current_denoising([])) is outer
+    assert task.run(lambda: current_denoising([])) is None
+    assert not task.run(is_denoising)
+    assert not task.run(lambda: outer.is_current)
+
+
+def test_a_block_may_be_left_in_another_context() -> None:
+    """As by frameworks that run each half of a generator in a context of its own."""
+    block = denoising(num_steps=3)
+    run = contextvars.copy_context().run(block.__enter__)
+    run.memories["key"] = _memory()
+    contextvars.copy_context().run(block.__exit__, None, None, None)
+    assert not run.memories
+
+
+def test_blocks_of_generators_may_be_left_in_any_order() -> None:
+    def generator() -> Iterator[Denoising]:
+        with denoising(num_steps=3) as run:
+            yield run
+
+    first, second = generator(), generator()
+    next(first)
+    next(second)
+    first.close()
+    second.close()
+    assert not is_denoising()
 
 
 def test_nested_blocks_are_apart() -> None:

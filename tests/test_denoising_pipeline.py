@@ -19,6 +19,8 @@ from torch import nn
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.v_major.denoising import (
+    Memory,
+    Weights,
     current_denoising,
     denoising,
     is_denoising,
@@ -307,7 +309,7 @@ def test_nothing_is_remembered_of_a_picture_that_is_done(pipe: Any) -> None:
     with denoising(pipe) as run:
 
         def remember() -> int:
-            run.memories.setdefault(run.current_step, object())  # type: ignore[arg-type]
+            run.memories.setdefault(run.current_step, Memory([], None, Weights([]), run.turn))
             return len(run.memories)
 
         assert _denoise(pipe, 3, remember) == [1, 2, 3]

@@ -14,7 +14,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 from cocodiff_compile.v_major.denoising import denoising
-from cocodiff_compile.v_major.policy import Fixed
+from cocodiff_compile.v_major.policy import Fixed, Policy
 from cocodiff_compile.v_major.travel import IN_FULL, Travel
 from tests.counted_calls import (
     ANEW,
@@ -211,13 +211,18 @@ def test_outside_of_a_block_all_is_exact_and_that_is_said_once(said: Callable[[s
     assert said("outside of `with cocodiff_compile.denoising") == 1
 
 
-def test_a_call_of_another_model_is_outside_of_a_pipelines_block() -> None:
+def test_a_call_of_another_model_is_outside_of_a_pipelines_block(
+    said: Callable[[str], int],
+) -> None:
     transformer = nn.Linear(2, 2)
     pipe = SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=transformer)
     compiled = Compiled()
     with denoising(pipe):
         assert compiled(transformer.weight) == IN_FULL
         assert compiled(WEIGHT) is None
+        assert compiled(WEIGHT) is None
+    assert said("pipeline has none of its weights") == 1
+    assert said("") == 1
 
 
 def test_a_call_of_an_outer_pipelines_model_belongs_to_that_block() -> None:
@@ -271,15 +276,63 @@ def test_memories_serve_calls_in_and_out_of_inference_mode() -> None:
             memory.copy_(torch.ones(4))
 
 
-def test_calls_without_an_end_of_a_step_are_said_once(said: Callable[[str], int]) -> None:
+def test_calls_without_an_end_of_a_step_are_said_once_and_do_not_pile_up(
+    said: Callable[[str], int],
+) -> None:
     compiled = Compiled()
-    with denoising(num_steps=9):
-        for _ in range(8):
-            compiled()
+    with denoising(num_steps=9) as run:
+        assert [compiled() for _ in range(8)] == [IN_FULL] * 8
         assert said("") == 0
-        for _ in range(4):
-            compiled()
+        assert [compiled() for _ in range(4)] == [None] * 4
+        assert len(run.memories) == 8
     assert said("is .step() called after each step?") == 1
+
+
+@every_first
+def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Travel) -> None:
+    """As of a model that hands over to another in the middle of a picture."""
+    compiled = Compiled(Fixed(CODED, first=first), budget_bytes=ONE_MEMORY_BYTES)
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 1) == [first]
+        found = []
+        for _ in range(5):
+            found.append(compiled(OTHER))
+            run.step()
+        assert found == [None, None, None, first, CODED]
+        assert run.memory_bytes == ONE_MEMORY_BYTES
+
+
+@every_first
+@pytest.mark.parametrize("idle", [1, 2])
+def test_a_call_that_is_left_out_for_a_while_goes_on_from_what_it_remembers(
+    idle: int, first: Travel
+) -> None:
+    """As of blocks that a cache of activations skips in some steps."""
+    compiled = Compiled(Fixed(CODED, first=first))
+    with denoising(num_steps=9) as run:
+        kinds(compiled, run, 2)
+        mine = compiled.calls[-1][1]
+        for _ in range(idle):
+            compiled(OTHER)
+            run.step()
+        assert compiled() == CODED
+        assert compiled.calls[-1][1][0] is mine[0]
+
+
+@every_first
+def test_other_weights_do_not_inherit_what_was_remembered_for_lost_ones(first: Travel) -> None:
+    """An object that comes later may have the identity of one that is gone."""
+    compiled = Compiled(Fixed(CODED, first=first))
+    with denoising(num_steps=9) as run:
+        identities = set()
+        for _ in range(9):
+            weight = torch.ones(3)
+            identities.add(id(weight))
+            assert compiled(weight) == first
+            del weight
+            run.step()
+            assert len(run.memories) <= 1
+    assert len(identities) < 9, "none came again: nothing was tried"
 
 
 def test_a_call_beyond_the_announced_steps_is_said_once(said: Callable[[str], int]) -> None:
@@ -311,8 +364,12 @@ def test_what_exceeds_the_budget_is_exact_and_that_is_said_once(
     assert said("exceed the memory budget") == 1
 
 
-def test_a_budget_that_is_just_enough_is_kept_quietly(said: Callable[[str], int]) -> None:
-    compiled = Compiled(budget_bytes=ONE_MEMORY_BYTES)
+@pytest.mark.parametrize("policy", [Fixed(CODED), Listening()])
+def test_a_budget_that_is_just_enough_is_kept_quietly(
+    policy: Policy, said: Callable[[str], int]
+) -> None:
+    """A drift is a number, which the budget of a graph does not count."""
+    compiled = Compiled(policy, budget_bytes=ONE_MEMORY_BYTES)
     with denoising(num_steps=9) as run:
         assert kinds(compiled, run, 2) == [IN_FULL, CODED]
         run.reset()
@@ -337,8 +394,17 @@ def test_a_step_is_recorded_with_the_bytes_of_its_calls() -> None:
             run.step()
         run.reset()
         compiled()
-    sent = [(item.step, item.travel, item.calls, item.sent_bytes) for item in run.history]
-    assert sent == [(0, "in full", 3, 70), (1, str(CODED), 3, 102), (0, "in full", 1, 10)]
+    sent = [(item.step, dict(item.kinds), item.sent_bytes) for item in run.history]
+    assert sent == [
+        (0, {"in full": 2, "exact": 1}, 70),
+        (1, {str(CODED): 2, "exact": 1}, 102),
+        (0, {"in full": 1}, 10),
+    ]
+    assert [item.travel for item in run.history] == [
+        "in full / exact",
+        f"{CODED} / exact",
+        "in full",
+    ]
     assert [item.full_bytes for item in run.history] == [150, 150, 50]
     used = [item.memory_bytes for item in run.history]
     assert used == [2 * ONE_MEMORY_BYTES, 2 * ONE_MEMORY_BYTES, ONE_MEMORY_BYTES]

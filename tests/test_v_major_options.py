@@ -52,7 +52,9 @@ OWNERS = {
 
 
 def with_owner(key: str, value: object) -> dict[str, Any]:
-    """The key, with the policy that it belongs to."""
+    """The key, with the policy or the budget that it belongs to."""
+    if key == "guidance_passes":
+        return {"memory_budget_mib": 64.0, key: value}
     return {"policy": OWNERS[key], key: value} if key in OWNERS else {key: value}
 
 
@@ -219,6 +221,11 @@ def test_only_what_travels_as_it_is_is_compared_with_what_was_seen(
         return
     with pytest.raises(UserError, match="'compare': 'seen' needs tokens left out, and V in full"):
         VMajorOptions.from_mapping(given)
+
+
+def test_passes_of_guidance_need_a_budget_to_share() -> None:
+    with pytest.raises(UserError, match="'guidance_passes' share a budget, and there is none"):
+        VMajorOptions.from_mapping({"guidance_passes": 2})
 
 
 VALUES = {

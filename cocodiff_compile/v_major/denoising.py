@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _MANY_CALLS = 8
 """Of the same model in one step and branch; passes of guidance are two or three."""
+_KEPT_STEPS = 3
+"""What no call came for in so many steps is forgotten: a model may have handed over to another."""
 
 _following = Lock()
 """Held while what stands for a method is put in its place or taken away: threads may share one."""
@@ -48,15 +52,31 @@ class StepRecord:
     """
 
     step: int
-    travel: str
-    calls: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Calls, by what they carried."""
     sent_bytes: int = 0
     full_bytes: int = 0
     memory_bytes: int = 0
 
+    @property
+    def travel(self) -> str:
+        """What its calls carried."""
+        return " / ".join(self.kinds)
+
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(item.numel() * item.element_size() for item in tensors)
+
+
+class Weights:
+    """Those of a call, while they exist: others may come to have their identities later."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.exist = True
+        self._refs = [weakref.ref(item, self._end) for item in tensors]
+
+    def _end(self, _ref: object) -> None:
+        self.exist = False
 
 
 @dataclass
@@ -65,6 +85,7 @@ class Memory:
 
     tensors: list[Tensor]
     drift: Tensor | None
+    weights: Weights
     turn: int = 0
     """Of the last call."""
     is_coded: bool = False
@@ -80,8 +101,8 @@ class Denoising:
     """One picture at a time: `step()` ends a step, `branch(name)` names a pass of guidance."""
 
     num_steps: int | None = None
-    owners: frozenset[int] | None = None
-    """Identities of the parameters of the models it is for; None: of any model."""
+    owners: dict[int, weakref.ref[Tensor]] | None = None
+    """The parameters of the models it is for, by identity; None: any model."""
     current_step: int = 0
     turn: int = 0
     """Counts steps as they come, also where one comes again."""
@@ -94,6 +115,8 @@ class Denoising:
     """Whether this step does not follow the last one."""
     outer: Denoising | None = None
     """That of the block around this one."""
+    is_over: bool = False
+    """Whether the block was left: what still runs in its context does not belong to it."""
     _branch: str = ""
     _calls: dict[Hashable, int] = field(default_factory=dict)
 
@@ -105,6 +128,9 @@ class Denoising:
         if index is not None and not _is_count(index, 0):
             raise UserError(f"denoising step {index!r}: steps are whole numbers, counted from 0")
         self.is_out_of_order = index is not None and index != following
+        for key, memory in list(self.memories.items()):
+            if self.turn - memory.turn >= _KEPT_STEPS or not memory.weights.exist:
+                del self.memories[key]
         self.turn += 1
         self.current_step = following if index is None else index
         self._calls.clear()
@@ -130,9 +156,9 @@ class Denoising:
         finally:
             self._branch = before
 
-    def key_of(self, graph: Hashable, block: Hashable) -> Hashable:
+    def key_of(self, graph: Hashable, block: Hashable) -> Hashable | None:
         """Which of all calls of a step this one is: by graph, weights and branch, and counted where
-        these are the same.
+        these are the same. None: one of too many to remember.
         """
         if self.num_steps is not None and self.current_step >= self.num_steps:
             say_once(
@@ -144,14 +170,16 @@ class Denoising:
         call = (graph, block, self._branch)
         number = self._calls.get(call, 0)
         self._calls[call] = number + 1
-        if number == _MANY_CALLS:
-            say_once(
-                log,
-                logging.WARNING,
-                f"more than {_MANY_CALLS} calls of a model in denoising step {self.current_step}, "
-                "each of which remembers for itself: is .step() called after each step?",
-            )
-        return (*call, number)
+        if number < _MANY_CALLS:
+            return (*call, number)
+        say_once(
+            log,
+            logging.WARNING,
+            f"more than {_MANY_CALLS} calls of a model in denoising step {self.current_step}, each "
+            "of which remembers for itself: the others travel exactly; is .step() called after "
+            "each step?",
+        )
+        return None
 
     @property
     def memory_bytes(self) -> int:
@@ -160,28 +188,33 @@ class Denoising:
     @property
     def is_current(self) -> bool:
         """Whether this is inside of its block, or of one in that: not so in other threads."""
-        found = _current.get()
-        while found is not None and found is not self:
-            found = found.outer
-        return found is self
+        return any(run is self for run in _blocks())
 
     def owns(self, args: Sequence[Any]) -> bool:
         """Whether a call with these arguments is one of the models it is for."""
         owners = self.owners
-        return owners is None or any(id(item) in owners for item in args)
+        if owners is None:
+            return True
+        return any(id(item) in owners and owners[id(item)]() is item for item in args)
+
+
+def _blocks() -> Iterator[Denoising]:
+    """Those around this, the innermost first."""
+    found = _current.get()
+    while found is not None:
+        if not found.is_over:
+            yield found
+        found = found.outer
 
 
 def is_denoising() -> bool:
     """Whether this is inside of a block."""
-    return _current.get() is not None
+    return any(True for _ in _blocks())
 
 
 def current_denoising(args: Sequence[Any]) -> Denoising | None:
     """That of the innermost block to which a call with these arguments belongs."""
-    found = _current.get()
-    while found is not None and not found.owns(args):
-        found = found.outer
-    return found
+    return next((run for run in _blocks() if run.owns(args)), None)
 
 
 @contextmanager
@@ -196,7 +229,7 @@ def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Den
         raise UserError("denoising() needs a pipeline, or num_steps= and .step() after each step")
     if num_steps is not None and not _is_count(num_steps, 1):
         raise UserError(f"denoising(num_steps={num_steps!r}): a whole number from 1")
-    run = Denoising(num_steps, outer=_current.get())
+    run = Denoising(num_steps, outer=next(_blocks(), None))
     token = _current.set(run)
     try:
         with ExitStack() as stack:
@@ -205,7 +238,9 @@ def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Den
             yield run
     finally:
         run.reset()
-        _current.reset(token)
+        run.is_over = True
+        with suppress(ValueError):  # left in another context than it was entered in
+            _current.reset(token)
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -246,7 +281,8 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
             f"denoising({type(pipe).__name__}): it has no model; use denoising(num_steps=...) and "
             "call .step() after each step"
         )
-    run.owners = frozenset(id(item) for module in modules for item in _own_tensors(module))
+    tensors = (item for module in modules for item in _own_tensors(module))
+    run.owners = {id(item): weakref.ref(item) for item in tensors}
     for module in modules:
         if hasattr(module, "cache_context"):
             _follow_method(_Branching, module, "cache_context", run, run.branch, stack)

@@ -66,6 +66,11 @@ class VMajorOptions:
         checked = cls(**{key: _CHECKS[key](value) for key, value in given.items()})
         _refuse_unused(checked.policy, given)
         _refuse_without_tokens(checked, given)
+        if "guidance_passes" in given and checked.memory_budget_mib is None:
+            raise UserError(
+                "option 'v_major': 'guidance_passes' share a budget, and there is none; set "
+                "'memory_budget_mib', or leave it out"
+            )
         if checked.compare == "seen" and not checked.compares_in_full:
             raise UserError(
                 "option 'v_major': 'compare': 'seen' needs tokens left out, and V in full: "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,8 +26,10 @@ from cocodiff_compile.v_major.denoising import (
     Denoising,
     Memory,
     StepRecord,
+    Weights,
     bytes_of,
     current_denoising,
+    is_denoising,
 )
 from cocodiff_compile.v_major.policy import Policy, StepFacts
 from cocodiff_compile.v_major.travel import Travel
@@ -38,6 +40,15 @@ _OUTSIDE = (
     "v_major is on, but the model was called outside of `with cocodiff_compile.denoising(...)`: "
     "all travels in full"
 )
+_NOT_OWNED = (
+    "v_major is on, but the model was called in a `with cocodiff_compile.denoising(pipe)` whose "
+    "pipeline has none of its weights: all travels in full; enter the block once the pipeline has "
+    "the weights it runs with, or use denoising(num_steps=...) and call .step() after each step"
+)
+
+
+_LOST = -2
+"""In place of a step: ranks of another group are not in the same."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,8 @@ class _Place:
         return cls(step, num_steps, last, bool(is_out_of_order), memories, drift)
 
     def __str__(self) -> str:
+        if self.step == _LOST:
+            return "a step that another of its groups disagrees about"
         if self.step < 0:
             return "no step (outside of denoising)"
         order = ", out of order" if self.is_out_of_order else ""
@@ -83,11 +96,13 @@ _OUTSIDE_PLACE = _Place(-1, 0, 0, False, 0)
 
 @dataclass(frozen=True)
 class Variant:
-    """Code for one kind of step, and the shapes of what it remembers, which follow its inputs."""
+    """Code for one kind of step, and the shapes of what it remembers, which follow its inputs; the
+    drift, if it measures one, comes last.
+    """
 
     run: Callable[[list[Any]], Any]
     memories: tuple[Tensor, ...]
-    """Fake tensors; with a drift, that is the last one."""
+    """Fake tensors, the drift not among them."""
     sent_bytes: int
     """That a rank sends to others in one call."""
 
@@ -99,7 +114,10 @@ class SelectiveCall:
     compile_variant: Callable[[Travel | None], Variant]
     """None: as if there were no steps."""
     policy: Policy
-    group: str
+    groups: Sequence[str]
+    """All that the graph communicates over, in an order that its ranks share."""
+    device: torch.device
+    """Of what is exchanged."""
     weights: Sequence[int]
     """Places of the inputs that tell blocks of the model apart, where all run the same graph: by
     identity, which stays where weights are moved."""
@@ -112,34 +130,38 @@ class SelectiveCall:
     def __call__(self, args: list[Any]) -> Any:
         run = current_denoising(args)
         if run is None:
-            say_once(log, logging.WARNING, _OUTSIDE)
-            self._agreed_drift(_OUTSIDE_PLACE, args)
+            say_once(log, logging.WARNING, _NOT_OWNED if is_denoising() else _OUTSIDE)
+            self._agree(_OUTSIDE_PLACE)
             return self.variant(None).run(args)
-        travel = self._travel(run, args)
-        key = run.key_of(self, tuple(id(args[place]) for place in self.weights))
+        travel = self._travel(run)
+        weights = [args[place] for place in self.weights]
+        key = run.key_of(self, tuple(map(id, weights)))
         memory = run.memories.get(key)
-        if memory is None:
+        if memory is None or not memory.weights.exist:
             travel = self.policy.first
-            memory = self._new_memory(run)
+            memory = self._new_memory(run, weights) if key is not None else None
             if memory is None:
-                self._note(run, self.full_bytes)
+                self._note(run, None)
                 return self.variant(None).run(args)
             run.memories[key] = memory
+        variant = self.variant(travel)
         memory.turn, memory.is_coded = run.turn, not travel.stands_alone
-        self._note(run, self.variant(travel).sent_bytes)
+        self._note(run, travel)
         given = [*args, *memory.tensors]
+        if memory.drift is not None:
+            given.append(memory.drift)
         args.clear()
         try:
-            return self.variant(travel).run(given)
+            return variant.run(given)
         except BaseException:
             # Half written: nothing may lean on it. A rank that fails alone is told apart by it.
             run.memories.pop(key, None)
             raise
 
-    def _note(self, run: Denoising, sent_bytes: int) -> None:
+    def _note(self, run: Denoising, travel: Travel | None) -> None:
         record = run.choices[self].record
-        record.calls += 1
-        record.sent_bytes += sent_bytes
+        record.kinds[str(travel or "exact")] += 1
+        record.sent_bytes += self.full_bytes if travel is None else self.variant(travel).sent_bytes
         record.full_bytes += self.full_bytes
         record.memory_bytes = run.memory_bytes
 
@@ -151,7 +173,7 @@ class SelectiveCall:
             self._variants[travel] = self.compile_variant(travel)
         return self._variants[travel]
 
-    def _travel(self, run: Denoising, args: Sequence[Any]) -> Travel:
+    def _travel(self, run: Denoising) -> Travel:
         """Chosen at the first call of a step, for all of its calls."""
         choice = run.choices.get(self)
         if choice is not None and choice.turn == run.turn:
@@ -165,11 +187,11 @@ class SelectiveCall:
             len(self._own_memories(run)),
             self._own_drift(run, choice),
         )
-        drift = self._agreed_drift(place, args)
+        drift = self._agree(place)
         facts = StepFacts(run.current_step, run.num_steps, drift, last)
         is_alone = run.is_out_of_order or choice is None
         travel = self.policy.first if is_alone else self.policy.choose(facts)
-        record = StepRecord(run.current_step, str(travel))
+        record = StepRecord(run.current_step)
         run.history.append(record)
         run.choices[self] = Choice(run.turn, travel, record)
         return travel
@@ -187,32 +209,35 @@ class SelectiveCall:
         found = [drift for drift in drifts if drift is not None]
         return float(torch.stack(found).mean()) if found else None
 
-    def _agreed_drift(self, mine: _Place, args: Sequence[Any]) -> float | None:
-        """The mean over ranks, which must all be in the same place: from here on all choose alike.
-        One collective, so that a rank that is elsewhere meets the others in it.
+    def _agree(self, mine: _Place) -> float | None:
+        """The mean drift of all ranks, which must be in the same place: from here on all choose
+        alike. Where groups are the axes of a grid, that is one mean over the whole grid. One
+        collective per group, so that a rank that is elsewhere meets the others in it; a rank that
+        knows of one goes on, to tell its other groups.
         """
-        if not ranks_are_real():
-            return mine.drift
-        group = find_group(self.group)
+        error = ""
+        for name in self.groups if ranks_are_real() else ():
+            places = self._places(name, mine)
+            error = error or _disagreement(places)
+            drifts = [place.drift for place in places.values() if place.drift is not None]
+            mine = replace(mine, drift=sum(drifts) / len(drifts) if drifts else None)
+            if error:
+                mine = replace(mine, step=_LOST)
+        if error:
+            raise PeerError(error)
+        return mine.drift
+
+    def _places(self, name: str, mine: _Place) -> dict[int, _Place]:
+        """Of the ranks of a group."""
+        group = find_group(name)
         ranks = dist.get_process_group_ranks(group)
-        # Where the arguments are: not every backend takes tensors of the host.
-        device = next(item.device for item in args if isinstance(item, Tensor))
-        sent = torch.tensor(mine.to_numbers(), device=device)
+        sent = torch.tensor(mine.to_numbers(), device=self.device)
         received = [torch.empty_like(sent) for _ in ranks]
         dist.all_gather(received, sent, group=group)
-        places = [_Place.from_numbers(item.tolist()) for item in received]
-        for rank, place in zip(ranks, places, strict=True):
-            if place.without_drift != places[0].without_drift:
-                raise PeerError(
-                    f"ranks disagree about the denoising step: rank {rank} is at {place}, the "
-                    f"first rank of its group at {places[0]}; call the model the same number of "
-                    "times on every rank, all of them inside or all outside of "
-                    "cocodiff_compile.denoising"
-                )
-        drifts = [place.drift for place in places if place.drift is not None]
-        return sum(drifts) / len(drifts) if drifts else None
+        places = (_Place.from_numbers(item.tolist()) for item in received)
+        return dict(zip(ranks, places, strict=True))
 
-    def _new_memory(self, run: Denoising) -> Memory | None:
+    def _new_memory(self, run: Denoising, weights: Sequence[Tensor]) -> Memory | None:
         """Allocated here, at the first call; None if there is no room left."""
         fakes = self.variant(self.policy.first).memories
         needed = bytes_of(fakes)
@@ -221,8 +246,8 @@ class SelectiveCall:
             say_once(
                 log,
                 logging.WARNING,
-                f"v_major: {needed / 2**20:.1f} MiB more would exceed the memory budget of "
-                f"{self.budget_bytes / 2**20:.1f} MiB, {used / 2**20:.1f} are in use: what has no "
+                f"v_major: {needed / 2**20:.2f} MiB more would exceed the memory budget of "
+                f"{self.budget_bytes / 2**20:.2f} MiB, {used / 2**20:.2f} are in use: what has no "
                 "room travels in full",
             )
             return None
@@ -230,5 +255,19 @@ class SelectiveCall:
             tensors = [
                 torch.zeros(item.shape, dtype=item.dtype, device=item.device) for item in fakes
             ]
-        has_drift = self.policy.measures_drift and bool(tensors)
-        return Memory(tensors, tensors[-1] if has_drift else None)
+            has_drift = self.policy.measures_drift and bool(tensors)
+            drift = torch.zeros((), dtype=torch.float32, device=self.device) if has_drift else None
+        return Memory(tensors, drift, Weights(weights))
+
+
+def _disagreement(places: Mapping[int, _Place]) -> str:
+    """Of the ranks of a group, by rank."""
+    first = next(iter(places.values()))
+    for rank, place in places.items():
+        if place.without_drift != first.without_drift:
+            return (
+                f"ranks disagree about the denoising step: rank {rank} is at {place}, the first "
+                f"rank of its group at {first}; call the model the same number of times on every "
+                "rank, all of them inside or all outside of cocodiff_compile.denoising"
+            )
+    return ""
