@@ -7,6 +7,7 @@ its own ``ShortenTraceback`` family through, so our errors belong to both famili
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
 from dataclasses import Field
 from typing import Any
@@ -30,6 +31,14 @@ class InvariantError(ShortenTraceback, AssertionError):
 
 class PeerError(UserError):
     """What this rank raises because of another one: it failed, died, or wants something else."""
+
+
+def need_package(name: str, extra: str) -> None:
+    """Asked for before long work; `extra` of this project brings the package."""
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"needs {name}: pip install 'cocodiff-compile[{extra}]'") from None
 
 
 def refuse_unknown(given: Iterable[object], allowed: Iterable[Field[Any]], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,24 @@ def test_nothing_to_draw_is_refused(name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"--{name} {value}: a whole number from 1"):
         QualitySettings(**{name: value})
     assert main(["quality", f"--{name}", str(value)]) == 2
+
+
+@pytest.mark.parametrize("shares", ["0", "100", "75,", "75;90", "-75", "7.5"])
+def test_shares_that_links_cannot_make_are_refused(
+    shares: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", f"--shares={shares}"]) == 2
+    assert "whole numbers from 1 to 99" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["diffusers", "matplotlib", "skimage"])
+def test_what_is_not_installed_is_said_before_anything_runs(
+    package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["quality"]) == 2
+    words = f"needs {package}: pip install 'cocodiff-compile[quality]'"
+    assert words in capsys.readouterr().err
 
 
 def test_a_result_is_written_as_plain_json(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cocodiff_compile.errors import UserError
+from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 
 MODELS = ("flux", "sd3.5", "qwen-image", "wan")
@@ -113,7 +113,8 @@ def _load(path: Path) -> dict[str, Any]:
 def _measure(parsed: argparse.Namespace) -> int:
     from cocodiff_compile.launch.launchers import adopt_launcher  # noqa: PLC0415
 
-    _check_packages()
+    need_package("diffusers", "diffusers")
+    need_package("matplotlib", "plots")
     launch = adopt_launcher(os.environ)
     if launch is not None and launch.num_ranks > 1:
         return _measure_here(parsed)
@@ -140,14 +141,6 @@ def _measure_here(parsed: argparse.Namespace) -> int:
         print(f"cocodiff bench: {options}: ignored on ranks that somebody else started")
     run = measure_here(lambda grid: find_cases(parsed, grid), lambda run: _keep(run, file))
     return 0 if run is None else _put_out(run, parsed.out)
-
-
-def _check_packages() -> None:
-    for package, extra in (("diffusers", "diffusers"), ("matplotlib", "plots")):
-        try:
-            __import__(package)
-        except ImportError:
-            raise UserError(f"needs {package}: pip install 'cocodiff-compile[{extra}]'") from None
 
 
 def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]:

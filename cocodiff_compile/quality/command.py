@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from cocodiff_compile.errors import UserError
+from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 
 _TIMEOUT_S = 3 * 3600.0
@@ -50,6 +50,8 @@ def run_quality(parsed: argparse.Namespace) -> int:
 
     avoid_broken_tiles()
     try:
+        for package in ("diffusers", "matplotlib", "skimage"):
+            need_package(package, "quality")
         results = [_measure(parsed, share, timed_sayer()) for share in _shares(parsed)]
     except UserError as error:
         print(f"cocodiff quality: {error}", file=sys.stderr)
@@ -64,10 +66,10 @@ def run_quality(parsed: argparse.Namespace) -> int:
 def _shares(parsed: argparse.Namespace) -> list[int | None]:
     if not parsed.shares:
         return [None]
-    try:
-        return [int(share) for share in parsed.shares.split(",")]
-    except ValueError:
-        raise UserError(f"--shares {parsed.shares!r}: whole numbers, such as 75,90") from None
+    shares = parsed.shares.split(",")
+    if not all(share.isdecimal() and 1 <= int(share) <= 99 for share in shares):
+        raise UserError(f"--shares {parsed.shares!r}: whole numbers from 1 to 99, such as 75,90")
+    return [int(share) for share in shares]
 
 
 def _measure(parsed: argparse.Namespace, share: int | None, say: Any) -> dict[str, Any]:
