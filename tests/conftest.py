@@ -16,6 +16,8 @@ from cocodiff_compile.say_once import forget_what_was_said
 avoid_broken_tiles()
 # MKL then sums a row alike whatever rows stand beside it, so that passes act on every machine.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+# So does OpenBLAS or oneDNN with one thread, here and in the processes that tests start.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("untimed")
 

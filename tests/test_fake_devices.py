@@ -143,9 +143,10 @@ CUDA = pytest.param("cuda", marks=pytest.mark.slow)
 
 
 def each(test: Callable[..., None]) -> Callable[..., None]:
-    """For both models, and both devices that are not there."""
+    """For both models, and both devices that are not there; most runs take one of each."""
     by_kind = pytest.mark.parametrize("kind", ["xpu", CUDA])(test)
-    return pytest.mark.parametrize("name", LAYERS)(by_kind)
+    names = [pytest.param(name, marks=pytest.mark.slow) for name in LAYERS if name != "flux"]
+    return pytest.mark.parametrize("name", ["flux", *names])(by_kind)
 
 
 @each

@@ -53,6 +53,7 @@ def test_a_gather_repeats_what_this_rank_holds() -> None:
     assert [item.sent_bytes for item in sent] == [(24, 24, 24)]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_runs_without_its_network_and_with_it_again() -> None:
     small = SMALL_MODELS["flux"]
     with fake_ranks(2), torch.no_grad():

@@ -127,7 +127,7 @@ def test_ranks_end_with_a_parent_that_is_killed(are_up: bool) -> None:
                 time.sleep(1)
             parent.kill()
             parent.wait()
-            assert _until(lambda: not any(map(_is_alive, ranks)), 20)
+            assert _until(lambda: not any(map(_is_alive, ranks)), 60)
         finally:
             parent.kill()
             for pid in filter(_is_alive, ranks):

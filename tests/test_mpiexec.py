@@ -90,6 +90,7 @@ def test_the_doctor_names_them_once() -> None:
 
 
 @pytest.mark.gloo
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_runs_on_four(tmp_path: Path) -> None:
     file = tmp_path / "demo.json"

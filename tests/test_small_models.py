@@ -20,7 +20,7 @@ CASES += [(name, True) for name, small in SMALL_MODELS.items() if small.has_mask
 
 
 @functools.cache
-def _explain(name: str, num_ranks: int, masked: bool = False) -> tuple[Explanation, int]:
+def _explain(name: str, num_ranks: int, masked: bool) -> tuple[Explanation, int]:
     with fake_ranks(num_ranks):
         return _explain_on_ranks(name, masked, num_layers=1 if masked or num_ranks > 4 else 2)
 
@@ -65,7 +65,7 @@ def test_roles_are_those_of_the_modules_behind_them(name: str) -> None:
         "k": ("to_k", "add_k_proj"),
         "v": ("to_v", "add_v_proj"),
     }
-    explanation, _ = _explain(name, 4)
+    explanation, _ = _explain(name, 4, False)
     for site in explanation.sites:
         for leg in (site.q, site.k, site.v):
             for projection in leg.projections:
@@ -77,7 +77,7 @@ def test_roles_are_those_of_the_modules_behind_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOINT)
 def test_joint_attention_has_a_projection_per_stream(name: str) -> None:
-    explanation, _ = _explain(name, 4)
+    explanation, _ = _explain(name, 4, False)
     joint = [site for site in explanation.sites if ".attn" in site.module_path]
     double = [site for site in joint if not site.module_path.startswith("single_")]
     assert double
@@ -86,7 +86,7 @@ def test_joint_attention_has_a_projection_per_stream(name: str) -> None:
 
 
 def test_a_fused_gemm_is_cut_into_query_key_and_value() -> None:
-    explanation, _ = _explain("flux2", 4)
+    explanation, _ = _explain("flux2", 4, False)
     fused = [site for site in explanation.sites if site.module_path.startswith("single_")]
     width = 12 * 16
     assert len(fused) == 2
@@ -96,7 +96,7 @@ def test_a_fused_gemm_is_cut_into_query_key_and_value() -> None:
 
 
 def test_the_parallel_mlp_of_a_single_stream_block_is_independent() -> None:
-    explanation, _ = _explain("flux", 4)
+    explanation, _ = _explain("flux", 4, False)
     single = [site for site in explanation.sites if site.module_path.startswith("single_")]
     assert len(single) == 2
     for site in single:
