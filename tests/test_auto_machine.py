@@ -16,7 +16,7 @@ from cocodiff_compile.topology import find_machines, groups
 from tests import hand_written
 from tests.hand_written import WIDTH, Block
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
 
 def _phases(model: Any, x: torch.Tensor, **options: str) -> list[list[list[str]]]:

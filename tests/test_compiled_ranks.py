@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 
 import cocodiff_compile
@@ -25,6 +26,8 @@ from cocodiff_compile.passes import schedule_v_first
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.groups import make_machine
 from cocodiff_compile.topology.phase_plan import all_phases
+from tests import hand_written
+from tests.hand_written import WIDTH, Block
 
 pytestmark = pytest.mark.gloo
 
@@ -126,17 +129,12 @@ def test_every_plan_over_real_messages(num_ranks: int, tmp_path: Path) -> None:
 
 
 def _two_kinds_of_rank(rank: int, _num_ranks: int) -> int:
-    """Ranks 0 and 1 compile a Ulysses model over their half, ranks 2 and 3 something else."""
-    small = SMALL_MODELS["wan"]
-    model = small.build(num_layers=1)
-    inputs = small.inputs(model)
-    parallelize(model, ulysses_degree=2)
-    other = nn.Linear(4, 4)
+    """Ranks 0 and 1 compile a Ulysses attention over their half, ranks 2 and 3 something else."""
+    half = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "ulysses")).get_group("ulysses")
+    hand_written.group = lambda: half
+    model, x = (Block().eval(), torch.ones(1, 2, WIDTH)) if rank < 2 else (nn.ReLU(), torch.ones(4))
     with torch.no_grad(), cocodiff_compile.collect_reports() as reports:
-        if rank < 2:
-            torch.compile(model, backend="cocodiff", fullgraph=True)(**inputs)
-        else:
-            torch.compile(other, backend="cocodiff", fullgraph=True)(torch.ones(4))
+        torch.compile(model, backend="cocodiff", fullgraph=True)(x)
     dist.barrier()
     return sum(len(report.summary["sites"]) for report in reports)
 

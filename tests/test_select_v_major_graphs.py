@@ -32,7 +32,7 @@ from tests.selective import (
 )
 
 ANEW = Travel.all_in(8, is_anew=True)
-EVERYTHING = Remembered(frozenset("qkvo"), frozenset("qkvo"))
+EVERYTHING = Remembered.for_all([Travel.all_in(4)])
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -40,8 +40,16 @@ def _module(weight_path: str) -> str:
     return weight_path.rsplit(".", 1)[-1]
 
 
-@pytest.mark.parametrize("num_ranks", [4, 12])
-@pytest.mark.parametrize(("name", "masked"), CASES)
+@pytest.mark.parametrize(
+    ("name", "masked", "num_ranks"),
+    [
+        *((*case, 4) for case in CASES),
+        *(
+            pytest.param(name, masked, 12, marks=[pytest.mark.slow] if masked else [])
+            for name, masked in CASES
+        ),
+    ],
+)
 def test_every_ulysses_attention_is_a_site(name: str, masked: bool, num_ranks: int) -> None:
     explanation, expected = _explain(name, num_ranks, masked)
     assert len(explanation.graphs) == 1, "one graph, no break"

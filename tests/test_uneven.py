@@ -183,9 +183,9 @@ def _varying(
     }
 
 
-COMPILED: dict[str, list[Case]] = {"as one": [("sd3",)]}
-COMPILED_SLOWLY: dict[str, list[Case]] = {
+COMPILED: dict[str, list[Case]] = {
     "inductor": [("sd3", 4, 45, 23), ("flux", 6, 45, 23)],
+    "as one": [("sd3",)],
     "by block": [("flux",), ("qwen-image",)],
 }
 KINDS = {"inductor": _compiled, "as one": _as_one, "by block": _by_block}
@@ -199,12 +199,7 @@ def _all_compiled(
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, dict[Case, Any]]]:
-    return run_local_ranks(_all_compiled, NUM_RANKS, COMPILED, timeout_s=900)
-
-
-@pytest.fixture(scope="module")
-def compiled_slowly() -> list[dict[str, dict[Case, Any]]]:
-    return run_local_ranks(_all_compiled, NUM_RANKS, COMPILED_SLOWLY, timeout_s=900)
+    return run_local_ranks(_all_compiled, NUM_RANKS, COMPILED, timeout_s=1200)
 
 
 def _each_rank(compiled: list[dict[str, dict[Case, Any]]], kind: str, case: Case) -> list[Any]:
@@ -215,17 +210,18 @@ def _each_rank(compiled: list[dict[str, dict[Case, Any]]], kind: str, case: Case
 
 @pytest.mark.gloo
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", COMPILED_SLOWLY["inductor"], ids=str)
-def test_it_compiles_in_one_graph_and_equals_inductor(compiled_slowly: Any, case: Case) -> None:
-    for result in _each_rank(compiled_slowly, "inductor", case):
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("case", COMPILED["inductor"], ids=str)
+def test_it_compiles_in_one_graph_and_equals_inductor(compiled: Any, case: Case) -> None:
+    for result in _each_rank(compiled, "inductor", case):
         assert result["bit for bit"]
         assert result["difference"] <= INDUCTOR_ERROR
         assert result["sites"] == [result["attentions"]]
 
 
 @pytest.mark.gloo
-@pytest.mark.timeout(900)
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("case", COMPILED["as one"], ids=str)
 def test_one_compiled_model_takes_tokens_that_divide_and_that_do_not(
     compiled: Any, case: Case
@@ -239,10 +235,10 @@ def test_one_compiled_model_takes_tokens_that_divide_and_that_do_not(
 
 @pytest.mark.gloo
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", COMPILED_SLOWLY["by block"], ids=str)
-def test_blocks_compiled_one_by_one_follow_the_padding(compiled_slowly: Any, case: Case) -> None:
-    for result in _each_rank(compiled_slowly, "by block", case):
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("case", COMPILED["by block"], ids=str)
+def test_blocks_compiled_one_by_one_follow_the_padding(compiled: Any, case: Case) -> None:
+    for result in _each_rank(compiled, "by block", case):
         assert result["difference"] < 1e-5
         assert set(result["sites"]) == {1}
         first, second, again = result["graphs"]
@@ -265,7 +261,13 @@ def _explain(name: str, masked: bool) -> tuple[Explanation, int]:
         return cocodiff_compile.explain(model, **inputs), small.num_ulysses_attentions(model)
 
 
-@pytest.mark.parametrize(("name", "masked"), [*MODELS, ("z-image", False), ("z-image", True)])
+@pytest.mark.parametrize(
+    ("name", "masked"),
+    [
+        pytest.param(name, masked, marks=[pytest.mark.slow] if masked else [])
+        for name, masked in (*MODELS, ("z-image", False), ("z-image", True))
+    ],
+)
 def test_every_attention_is_a_site(name: str, masked: bool) -> None:
     explanation, expected = _explain(name, masked)
     assert len(explanation.graphs) == 1, "one graph, no break"
