@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -162,24 +162,27 @@ def _killed_running(is_victim: bool) -> str:
 
 
 def _rank_of_a_doomed_world(
-    rank: int, victim: int, killed: Callable[[bool], str], port: int, folder: Path
+    rank: int, victim: int, killed: Callable[[bool], str], folder: Path
 ) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=3,
-        timeout=timedelta(seconds=60),
-    )
+    store = _meet(rank, folder)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
     folder.joinpath(str(rank)).write_text(killed(rank == victim))
     os._exit(0)  # a world with a dead rank cannot be taken down
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _meet(rank: int, folder: Path) -> dist.TCPStore:
+    """Rank 0 holds it, on a port that is free then, and tells the others which."""
+    told, timeout = folder / "port", timedelta(seconds=60)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, 3, True, timeout, wait_for_workers=False)
+        whole = folder / "port written"
+        whole.write_text(str(store.port))
+        whole.rename(told)
+        return store
+    while not told.exists():
+        time.sleep(0.1)
+    return dist.TCPStore("127.0.0.1", int(told.read_text()), 3, False, timeout)
 
 
 @pytest.mark.gloo
@@ -194,9 +197,9 @@ def _free_port() -> int:
 def test_a_killed_rank_is_an_error_on_the_others(
     tmp_path: Path, killed: Callable[[bool], str], victim: int, words: str
 ) -> None:
-    port, context = _free_port(), multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=_rank_of_a_doomed_world, args=(rank, victim, killed, port, tmp_path))
+        context.Process(target=_rank_of_a_doomed_world, args=(rank, victim, killed, tmp_path))
         for rank in range(3)
     ]
     for process in ranks:

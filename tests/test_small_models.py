@@ -15,6 +15,8 @@ from tests.captured import fake_ranks
 
 JOINT = ("flux", "flux2", "sd3", "qwen-image", "chroma", "hunyuan-video")
 ALWAYS_MASKED = ("hunyuan-video",)
+ON_TWELVE = ("flux", "sd3", "qwen-image", "wan")
+SLOW = [pytest.mark.slow]
 CASES = [(name, False) for name in SMALL_MODELS]
 CASES += [(name, True) for name, small in SMALL_MODELS.items() if small.has_mask]
 
@@ -45,7 +47,7 @@ def _module(weight_path: str) -> str:
     [
         *((*case, 4) for case in CASES),
         *(
-            pytest.param(name, masked, 12, marks=[pytest.mark.slow] if masked else [])
+            pytest.param(name, masked, 12, marks=[] if name in ON_TWELVE and not masked else SLOW)
             for name, masked in CASES
         ),
     ],

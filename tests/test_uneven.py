@@ -290,7 +290,7 @@ def test_every_attention_is_a_site(name: str, masked: bool) -> None:
         ("flux", False, False),
         ("sd3", False, False),
         ("qwen-image", True, False),
-        ("sd3", False, True),
+        pytest.param("sd3", False, True, marks=pytest.mark.slow),
         pytest.param("flux", False, True, marks=pytest.mark.slow),
         pytest.param("qwen-image", True, True, marks=pytest.mark.slow),
     ],
