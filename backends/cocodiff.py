@@ -186,7 +186,7 @@ def _plan(
     ]
     ordering = _enabled(config, *filter(None, after))
     select = None
-    if config.selective and not _why_not_selective():
+    if config.selective and _tells_calls_apart():
         select = select_pass(config.selective, costs)
     if select is None or not select.rewrites_any(found):
         cutting = _cutting(config, costs, differ)
@@ -198,16 +198,16 @@ def _plan(
     return _Plan(_enabled(config, *cutting), select, ordering)
 
 
-def _why_not_selective() -> str:
-    """Said, if there is a reason."""
-    if not freezes_weights():
-        return ""
-    reason = (
-        "v_major is on, but Inductor's freezing makes constants of weights, by which calls are "
-        "told apart: all travels in full; turn torch._inductor.config.freezing off"
-    )
-    say_once(log, logging.WARNING, reason)
-    return reason
+def _tells_calls_apart() -> bool:
+    """Whether weights are inputs of a graph, by which selective calls know what they remember."""
+    if is_frozen := freezes_weights():
+        say_once(
+            log,
+            logging.WARNING,
+            "v_major is on, but Inductor's freezing makes constants of weights, by which calls are "
+            "told apart: all travels in full; turn torch._inductor.config.freezing off",
+        )
+    return not is_frozen
 
 
 def _cutting(

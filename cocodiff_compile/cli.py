@@ -11,7 +11,7 @@ from pathlib import Path
 from cocodiff_compile import __version__
 from cocodiff_compile.bench.command import add_bench
 from cocodiff_compile.doctor.command import add_doctor
-from cocodiff_compile.errors import UserError
+from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.lab.command import add_lab
 from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.quality.command import add_quality
@@ -125,9 +125,9 @@ def _file_in_a_folder(text: str) -> Path:
 
 def _run_demo(parsed: argparse.Namespace) -> int:
     try:
-        import diffusers  # noqa: F401, PLC0415
-    except ImportError:
-        print("cocodiff demo needs diffusers: pip install 'cocodiff-compile[diffusers]'")
+        need_package("diffusers", "diffusers")
+    except UserError as error:
+        print(f"cocodiff demo {error}")
         return 2
     from cocodiff_compile.lab.demo import DemoSettings, run_demo  # noqa: PLC0415
 

@@ -199,15 +199,18 @@ def test_inductor_modes_are_taken_over() -> None:
         assert compiled(_x()).shape == (1, 4, WIDTH)
 
 
-def _backend(seen: Callable[[], None], mode: str | None = None) -> Callable[..., Any]:
+def _backend(
+    seen: Callable[[GraphModule], None], mode: str | None = None, **options: Any
+) -> Callable[..., Any]:
     """The backend, but `seen` is called where code would be generated."""
+    config = CompileConfig.from_options(options)
 
     def generate(gm: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
-        seen()
+        seen(gm)
         return make_boxed_func(gm.forward)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, example_inputs, CompileConfig(), generate, mode)
+        return compile_graph(gm, example_inputs, config, generate, mode)
 
     return backend
 
@@ -217,7 +220,7 @@ def _backend(seen: Callable[[], None], mode: str | None = None) -> Callable[...,
 )
 def test_a_mode_reaches_inductors_settings(mode: str | None, expected: bool) -> None:
     seen: list[bool] = []
-    backend = _backend(lambda: seen.append(torch._inductor.config.max_autotune), mode)
+    backend = _backend(lambda _: seen.append(torch._inductor.config.max_autotune), mode)
     with torch.no_grad():
         torch.compile(Plain().eval(), backend=backend)(_x())
     assert seen == [expected]
@@ -243,7 +246,7 @@ def test_a_graph_that_comes_in_broken_is_said_and_compiled_unchanged(
         caplog.at_level(logging.WARNING, "cocodiff_compile"),
         collect_reports() as reports,
     ):
-        compiled = torch.compile(model, backend=_backend(lambda: generated.append(True)))
+        compiled = torch.compile(model, backend=_backend(lambda _: generated.append(True)))
         assert compiled(_x()).shape == (1, 4, WIDTH)
     assert generated == [True]
     assert "cannot be worked on: lint: as asked" in caplog.text
@@ -256,15 +259,10 @@ def _selective_outputs(gm_outputs: list[Any], **settings: Any) -> torch.Tensor:
     """What a block with V-Major returns outside of `denoising`; what is known of the output of
     every graph of which code would be generated.
     """
-    config = CompileConfig.from_options({"v_major": {"policy": "fixed", "when": "always"}})
-
-    def generate(gm: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
-        gm_outputs.append(gm.graph.output_node().meta)
-        return make_boxed_func(gm.forward)
-
-    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, example_inputs, config, generate)
-
+    backend = _backend(
+        lambda gm: gm_outputs.append(gm.graph.output_node().meta),
+        v_major={"policy": "fixed", "when": "always"},
+    )
     model = Block().eval()
     with fake_ranks(2), torch.no_grad(), torch._inductor.config.patch(**settings):
         compiled = torch.compile(model, backend=backend)
