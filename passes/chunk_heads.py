@@ -17,32 +17,28 @@ Declines  a site whose heads cannot be followed from exchange to exchange, or do
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.graph.aten import (
     ALL_TO_ALL,
-    BATCHED_MATMUL,
-    FUSED_ATTENTION,
-    aten,
     bound,
     emit,
     emit_contiguous,
-    emit_shape,
-    is_concatenation,
+    is_collective,
     is_number,
-    is_pointwise,
-    is_tensor,
-    shape_of,
 )
 from cocodiff_compile.graph.exchanges import view_path
+from cocodiff_compile.graph.head_chunks import (
+    HeadChunks,
+    common_cut,
+    cuts_outside,
+    refuse_unknown_sizes,
+)
 from cocodiff_compile.graph.head_cut import CutUnknown, HeadCut, step_cut
-from cocodiff_compile.graph.layout import divides, known, same
+from cocodiff_compile.graph.layout import divides
 from cocodiff_compile.graph.pipeline import PassResult
 from cocodiff_compile.graph.records import (
     Attention,
@@ -99,7 +95,7 @@ def chunk_heads(graph: Graph, found: Recognition, counts: Mapping[int, int]) -> 
     sites = list(found.sites)
     for place, plan in plans.items():
         if isinstance(plan, ChunkPlan):
-            sites[place] = _Rewrite(graph, plan).run()
+            sites[place] = _Rewrite.of(graph, plan).run()
     declined = tuple(plan for plan in plans.values() if isinstance(plan, Declined))
     made = [plan.count for plan in plans.values() if isinstance(plan, ChunkPlan)]
     notes = tuple(f"{made.count(n)} attentions in {n} chunks" for n in sorted(set(made)))
@@ -144,18 +140,18 @@ def _plan(site: UlyssesSite, count: int) -> ChunkPlan:
     for exchange in _ways_in(site):
         packed = bound(exchange.start)["input"]
         cuts[packed] = _cut_of_packed(exchange, packed, count)
-        _refuse_unknown_sizes(packed, cuts[packed])
+        refuse_unknown_sizes(packed, cuts[packed])
         cuts[exchange.start] = step_cut(cuts[packed], packed, exchange.start, count)
     out = site.o.exchange
     region = _region(starts, out.start)
     outside: dict[tuple[Node, Node], HeadCut] = {}
     for node in (*region, out.start):
-        cuts[node] = _common_cut(node, cuts, count)
-        outside.update(_outside(node, cuts))
+        cuts[node] = common_cut(node, cuts, count)
+        outside.update(cuts_outside(node, cuts))
     unpacking = _chain(out.start, out.result)
     for before, node in zip((out.start, *unpacking), unpacking, strict=False):
         cuts[node] = step_cut(cuts[before], before, node, count)
-    _refuse_unknown_sizes(out.result, cuts[out.result])
+    refuse_unknown_sizes(out.result, cuts[out.result])
     return ChunkPlan(site, count, cuts, region, outside, unpacking)
 
 
@@ -171,13 +167,6 @@ def _cut_of_packed(exchange: Exchange, packed: Node, count: int) -> HeadCut:
     return cut
 
 
-def _refuse_unknown_sizes(node: Node, cut: HeadCut) -> None:
-    """Of [outer, heads] one size may be symbolic, not both."""
-    size = shape_of(node)[cut.dim]
-    if known(cut.outer) is None and known(size // cut.outer) is None:
-        raise CutUnknown(f"{node.name} has two symbolic sizes around its heads")
-
-
 def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
     """All that the data of `starts` pass through before `end`, which is all they may reach."""
     found: set[Node] = set()
@@ -188,46 +177,13 @@ def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
                 continue
             if user.op != "call_function" or is_number(user):
                 raise CutUnknown(f"{user.name} reads what was exchanged")
+            if is_collective(user):
+                raise CutUnknown(f"{user.name} sends what was exchanged elsewhere")
             found.add(user)
             stack.append(user)
         if len(found) > _MAX_REGION:
             raise CutUnknown("what was exchanged is read far beyond the attention")
     return tuple(sorted(found))
-
-
-def _common_cut(node: Node, cuts: Mapping[Node, HeadCut], count: int) -> HeadCut:
-    """The cut of a node as each of its inputs sees it; they must agree."""
-    inputs = [source for source in node.all_input_nodes if source in cuts]
-    found = [step_cut(cuts[source], source, node, count) for source in inputs]
-    if any(cut.dim != found[0].dim or not same(cut.outer, found[0].outer) for cut in found):
-        raise CutUnknown(f"{node.name} joins tensors whose heads lie in different places")
-    return found[0]
-
-
-def _outside(node: Node, cuts: Mapping[Node, HeadCut]) -> dict[tuple[Node, Node], HeadCut]:
-    """What a node reads beside data of the attention, where it has a part for each head."""
-    reads_heads = (
-        is_pointwise(node)
-        or is_concatenation(node)
-        or node.target in FUSED_ATTENTION
-        or node.target in BATCHED_MATMUL
-    )
-    if not reads_heads:
-        return {}
-    inside = next(source for source in node.all_input_nodes if source in cuts)
-    cut, shape = cuts[inside], shape_of(inside)
-    found: dict[tuple[Node, Node], HeadCut] = {}
-    for source in node.all_input_nodes:
-        if source in cuts or not is_tensor(source):
-            continue
-        dim = cut.dim + len(shape_of(source)) - len(shape)
-        if dim < 0 or same(shape_of(source)[dim], 1):
-            continue
-        if not same(shape_of(source)[dim], shape[cut.dim]):
-            raise CutUnknown(f"{node.name} reads {source.name}, whose heads are unclear")
-        found[node, source] = HeadCut(dim, cut.outer)
-        _refuse_unknown_sizes(source, found[node, source])
-    return found
 
 
 def _chain(start: Node, end: Node) -> tuple[Node, ...]:
@@ -242,28 +198,29 @@ def _chain(start: Node, end: Node) -> tuple[Node, ...]:
     return tuple(chain)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Rewrite:
     graph: Graph
     plan: ChunkPlan
-    copies: list[dict[Node, Node]] = field(default_factory=list)
-    """By chunk: what stands for each node of the plan."""
+    chunks: HeadChunks
+
+    @classmethod
+    def of(cls, graph: Graph, plan: ChunkPlan) -> _Rewrite:
+        return cls(graph, plan, HeadChunks(graph, plan.count, plan.cuts, plan.outside))
 
     def run(self) -> UlyssesSite:
         site, out = self.plan.site, self.plan.site.o.exchange
-        self.copies = [{} for _ in range(self.plan.count)]
         for exchange in _ways_in(site):
             with self.graph.inserting_before(exchange.start):
                 self._send(exchange.start)
         with self.graph.inserting_before(out.start):
-            for chunk in range(self.plan.count):
-                self._copy_all(self.plan.region, chunk)
-                source = self.copies[chunk][bound(out.start)["input"]]
-                self.copies[chunk][out.start] = self._exchange(out.start, source)
+            for chunk, copies in enumerate(self.chunks.copies):
+                self.chunks.copy_all(self.plan.region, chunk)
+                copies[out.start] = self._exchange(out.start, copies[bound(out.start)["input"]])
         with self.graph.inserting_before(self.plan.unpacking[0]):
             for chunk in range(self.plan.count):
-                self._copy_all(self.plan.unpacking, chunk)
-            joined = self._join(out.result)
+                self.chunks.copy_all(self.plan.unpacking, chunk)
+            joined = self.chunks.join(out.result)
         out.result.replace_all_uses_with(joined)
         chunked = self._chunked_site(joined)
         self._erase()
@@ -271,8 +228,8 @@ class _Rewrite:
 
     def _send(self, start: Node) -> None:
         packed = bound(start)["input"]
-        for chunk, copies in enumerate(self.copies):
-            part = self._part(packed, self.plan.cuts[packed], chunk)
+        for chunk, copies in enumerate(self.chunks.copies):
+            part = self.chunks.part(packed, self.plan.cuts[packed], chunk)
             copies[start] = self._exchange(start, emit_contiguous(self.graph, part))
 
     def _exchange(self, start: Node, source: Node) -> Node:
@@ -280,85 +237,22 @@ class _Rewrite:
         arguments = bound(start)
         splits = arguments["input_split_sizes"]
         if self.plan.cuts[start].dim == 0:
-            splits = [self._divided(split, source) for split in splits]
+            splits = [self.chunks.divided(split, source) for split in splits]
         group = arguments["group_name"]
         return emit(self.graph, ALL_TO_ALL, source, splits, splits, group, like=source)
-
-    def _copy_all(self, nodes: Iterable[Node], chunk: int) -> None:
-        copies = self.copies[chunk]
-        for node in nodes:
-            inputs = {
-                source: copies[source] if source in copies else self._whole(node, source, chunk)
-                for source in node.all_input_nodes
-            }
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
-            if node.target in _SIZED:
-                args = self._with_fewer_heads(node, args)
-            like = node if is_tensor(node) else next(filter(is_tensor, inputs))
-            assert callable(node.target)
-            copies[node] = emit(self.graph, node.target, *args, like=like, **kwargs)
-
-    def _whole(self, node: Node, source: Node, chunk: int) -> Node:
-        """What a node reads from elsewhere: all of it, or the part of this chunk's heads."""
-        cut = self.plan.outside.get((node, source))
-        return source if cut is None else self._part(source, cut, chunk)
-
-    def _with_fewer_heads(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a reshape, with the size that a chunk has in the dim of the heads."""
-        dim, sizes = self.plan.cuts[node].dim, list(args[1])
-        sizes[dim] = self._divided(sizes[dim], args[0])
-        return (args[0], sizes, *args[2:])
-
-    def _divided(self, size: int | Node, like: Node) -> int | Node:
-        if isinstance(size, Node):
-            return emit(self.graph, operator.floordiv, size, self.plan.count, like=like)
-        return size if size == -1 else size // self.plan.count
-
-    def _part(self, whole: Node, cut: HeadCut, chunk: int) -> Node:
-        """The elements of one chunk."""
-        graph, count = self.graph, self.plan.count
-        shape = emit_shape(graph, whole)
-        before, after = shape[: cut.dim], shape[cut.dim + 1 :]
-        outer, heads = _two_sizes(shape_of(whole)[cut.dim], cut, count)
-        viewed = emit(
-            graph, aten.view.default, whole, [*before, outer, count, heads, *after], like=whole
-        )
-        picked = emit(graph, aten.select.int, viewed, cut.dim + 1, chunk, like=whole)
-        if same(cut.outer, 1):
-            return emit(graph, aten.squeeze.dim, picked, cut.dim, like=whole)
-        picked = emit_contiguous(graph, picked)
-        return emit(graph, aten.view.default, picked, [*before, -1, *after], like=whole)
-
-    def _join(self, whole: Node) -> Node:
-        """What stands for `whole`, from all chunks."""
-        graph, cut = self.graph, self.plan.cuts[whole]
-        parts = [copies[whole] for copies in self.copies]
-        if same(cut.outer, 1):
-            return emit(graph, aten.cat.default, parts, cut.dim, like=parts[0])
-        outer, heads = _two_sizes(shape_of(whole)[cut.dim], cut, self.plan.count)
-        blocks = []
-        for part in parts:
-            shape = emit_shape(graph, part)
-            split = [*shape[: cut.dim], outer, heads, *shape[cut.dim + 1 :]]
-            part = emit_contiguous(graph, part)  # noqa: PLW2901
-            blocks.append(emit(graph, aten.view.default, part, split, like=part))
-        joined = emit(graph, aten.cat.default, blocks, cut.dim + 1, like=parts[0])
-        shape = emit_shape(graph, joined)
-        merged = [*shape[: cut.dim], -1, *shape[cut.dim + 2 :]]
-        return emit(graph, aten.view.default, joined, merged, like=joined)
 
     def _chunked_site(self, joined: Node) -> UlyssesSite:
         site = self.plan.site
         chunked = {item.start: self._chunked(item, joined) for item in site.exchanges}
         q, k, v, o = (replace(leg, exchange=chunked[leg.exchange.start]) for leg in site.legs)
         attention = site.attention
-        nodes = tuple(copies[node] for copies in self.copies for node in attention.nodes)
-        output = self.copies[-1][attention.output]
+        nodes = tuple(copies[node] for copies in self.chunks.copies for node in attention.nodes)
+        output = self.chunks.copies[-1][attention.output]
         attention = Attention(attention.form, nodes, output, attention.mask, attention.is_causal)
         return replace(site, attention=attention, q=q, k=k, v=v, o=o)
 
     def _chunked(self, exchange: Exchange, joined: Node) -> Exchange:
-        chunks = tuple(self._chunk_of(exchange, copies) for copies in self.copies)
+        chunks = tuple(self._chunk_of(exchange, copies) for copies in self.chunks.copies)
         first, last = chunks[0], chunks[-1]
         result = first.result if exchange.way == "in" else joined
         return replace(
@@ -395,20 +289,3 @@ class _Rewrite:
         old = (*starts, *self.plan.region, site.o.exchange.start, *self.plan.unpacking)
         for node in reversed(old):
             self.graph.erase_node(node)
-
-
-_SIZED = frozenset(
-    {
-        aten.view.default,
-        aten.reshape.default,
-        aten._unsafe_view.default,
-        aten.expand.default,
-    }
-)
-"""Whose second argument is a shape."""
-
-
-def _two_sizes(size: Any, cut: HeadCut, count: int) -> tuple[int, int]:
-    """(blocks, size of a chunk in a block) as arguments of a view; -1 for the symbolic one."""
-    outer, heads = known(cut.outer), known(size // cut.outer)
-    return -1 if outer is None else outer, -1 if heads is None else heads // count

@@ -34,7 +34,7 @@ DECLINED = {
     "one head per rank, head first, one sample": "a rank has 1 heads of Q",
     "einsums, one head per rank": "a rank has 1 heads of Q",
     "fused projection exchanged at once": "cuts through them",
-    "replicated text": "output reads what was exchanged",
+    "replicated text": "sends what was exchanged elsewhere",
     "grouped queries, one kv head per rank": "a rank has 3 heads of Q",
     "result read twice": "has several readers",
     "reversed late": "may mix heads",

@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.layout import Dims, LayoutUnknown, Size
+from cocodiff_compile.graph.pointwise import POINTWISE
 from cocodiff_compile.graph.sketch import Sketch
 
 aten = torch.ops.aten
@@ -81,6 +82,7 @@ RESHAPE = frozenset(
 )
 
 PERMUTE = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+CONCATENATION = frozenset({aten.cat.default, aten.stack.default})
 
 
 def bound(node: Node) -> dict[str, Any]:
@@ -249,7 +251,7 @@ def is_softmax(nodes: Sequence[Node]) -> bool:
 
 
 def is_concatenation(node: Node) -> bool:
-    return node.target in (aten.cat.default, aten.stack.default)
+    return node.target in CONCATENATION
 
 
 def is_view(node: Node) -> bool:
@@ -294,9 +296,7 @@ def is_number(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-    )
+    return node.target in POINTWISE
 
 
 @dataclass(frozen=True)
@@ -419,11 +419,25 @@ def _step_concatenation(dims: Dims, node: Node) -> Dims:
 
 
 def _step_pad(dims: Dims, node: Node) -> Dims:
-    """As a concatenation with what is added; dims that keep their size are left alone."""
+    """What is added counts as a concatenation, what is taken away as a slice."""
     for dim, size in enumerate(shape_of(node)):
-        if not layout.same(size, layout.product(dims[dim])):
+        before, behind = padding_of(node, dim)
+        if isinstance(before, int) and isinstance(behind, int) and before * behind < 0:
+            raise LayoutUnknown(f"{node.name} moves dim {dim} by {before} elements")
+        if isinstance(before, int) and isinstance(behind, int) and min(before, behind) < 0:
+            dims = layout.narrow(dims, dim, -before, size)
+        elif not layout.same(size, layout.product(dims[dim])):
             dims = layout.concatenate(dims, dim, size)
     return dims
+
+
+def padding_of(node: Node, dim: int) -> tuple[Any, Any]:
+    """How many elements `constant_pad_nd` adds before and behind a dim; a negative number says how
+    many it drops. Symbolic ones are nodes.
+    """
+    pads = bound(node)["pad"]
+    first = 2 * (len(shape_of(node)) - 1 - dim)
+    return (pads[first], pads[first + 1]) if first < len(pads) else (0, 0)
 
 
 def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:

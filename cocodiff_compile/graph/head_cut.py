@@ -1,7 +1,8 @@
 """Where groups of heads lie in a tensor, followed through an attention and what is around it.
 
 A `HeadCut` says that a dim is [outer, heads and what is inside of them]; chunk c of n is the c-th
-of n equal parts of the latter, in each of the `outer` blocks.
+of n equal parts of the latter, in each of the `outer` blocks. `HEAD_RULES` says for each op where
+the heads of its result lie; heads are not followed through an op that is not listed there.
 
     [B, S, H, D], to be exchanged over P ranks     dim 2, outer P: each rank's heads
     [B, S, P, h, D]                                dim 3, outer 1
@@ -12,13 +13,17 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch.fx import Node
 
 from cocodiff_compile.graph.aten import (
+    ALL_TO_ALL,
     BATCHED_MATMUL,
+    CONCATENATION,
     COPY,
     FUSED_ATTENTION,
     PERMUTE,
@@ -27,16 +32,15 @@ from cocodiff_compile.graph.aten import (
     SOFTMAX,
     aten,
     bound,
-    is_collective,
-    is_concatenation,
-    is_pointwise,
-    is_tensor,
+    padding_of,
     permutation,
     shape_of,
     slice_of,
+    value_of,
 )
 from cocodiff_compile.graph.layout import Size, divides, same
 from cocodiff_compile.graph.parts import kept
+from cocodiff_compile.graph.pointwise import POINTWISE
 
 
 class CutUnknown(Exception):
@@ -51,83 +55,122 @@ class HeadCut:
 
 def step_cut(cut: HeadCut, operand: Node, node: Node, count: int) -> HeadCut:
     """The cut of `node`, given that of `operand`, one of its inputs."""
-    target = node.target
-    if target in COPY or is_collective(node):
-        return _whole_blocks(cut, node)
-    if target in RESHAPE:
-        return _reshaped(cut, shape_of(operand), shape_of(node), count, node)
-    if target in PERMUTE:
-        order = permutation(node, len(shape_of(operand)))
-        return HeadCut(order.index(cut.dim), cut.outer)
-    if target in BATCHED_MATMUL:
-        return _at(cut, 0, node)
-    if target in FUSED_ATTENTION:
-        return _at(cut, 1, node)
-    if target in SLICING or target is operator.getitem:
-        return _sliced(cut, operand, node)
-    if is_concatenation(node):
-        return _concatenated(cut, node)
-    if is_pointwise(node) or target is aten.expand.default:
-        return _aligned(cut, operand, node)
-    if target in SOFTMAX or target in _KEEPING or kept(node) is not None:
-        return _unchanged(cut, operand, node)
-    raise CutUnknown(f"{target} ({node.name}) may mix heads")
+    rule = HEAD_RULES.get(node.target)
+    if rule is None:
+        raise CutUnknown(f"{node.target} ({node.name}) may mix heads")
+    return rule(HeadStep(cut, operand, node, count))
 
 
-_KEEPING = frozenset(
-    {
-        aten.amax.default,
-        aten.sum.dim_IntList,
-        aten.mean.dim,
-        aten.constant_pad_nd.default,
-    }
-)
-"""What may change the sizes of other dims than that of the heads."""
+@dataclass(frozen=True)
+class HeadStep:
+    """A step from `operand`, whose heads are cut into `count` chunks, to `node`, which reads it."""
+
+    cut: HeadCut
+    operand: Node
+    node: Node
+    count: int
 
 
-def _whole_blocks(cut: HeadCut, node: Node) -> HeadCut:
+def _copied(step: HeadStep) -> HeadCut:
+    return step.cut
+
+
+def _exchanged(step: HeadStep) -> HeadCut:
     """An exchange cuts dim 0 into a block per rank: chunks must lie inside of those."""
-    if is_collective(node) and cut.dim == 0:
-        num_ranks = len(bound(node)["input_split_sizes"])
-        if not divides(num_ranks, cut.outer):
-            raise CutUnknown(f"{node.name} sends blocks that are parts of a chunk of heads")
-    return cut
+    if step.cut.dim == 0:
+        num_ranks = len(bound(step.node)["input_split_sizes"])
+        if not divides(num_ranks, step.cut.outer):
+            raise CutUnknown(f"{step.node.name} sends blocks that are parts of a chunk of heads")
+    return step.cut
 
 
-def _reshaped(
-    cut: HeadCut, before: Sequence[Size], after: Sequence[Size], count: int, node: Node
-) -> HeadCut:
+def _reshaped(step: HeadStep) -> HeadCut:
+    cut, before, after = step.cut, shape_of(step.operand), shape_of(step.node)
     blocks = math.prod(before[: cut.dim]) * cut.outer
     ahead: Size = 1
     for dim, size in enumerate(after):
-        if divides(ahead, blocks) and divides(blocks * count, ahead * size):
+        if divides(ahead, blocks) and divides(blocks * step.count, ahead * size):
             return HeadCut(dim, blocks // ahead)
         ahead = ahead * size
-    raise CutUnknown(f"{node.name} joins heads with what is outside of them, or cuts through them")
+    raise CutUnknown(
+        f"{step.node.name} joins heads with what is outside of them, or cuts through them"
+    )
 
 
-def _at(cut: HeadCut, dim: int, node: Node) -> HeadCut:
-    if cut.dim != dim:
-        raise CutUnknown(f"{node.name} has heads in dim {cut.dim} of an operand, not in dim {dim}")
+def _squeezed(step: HeadStep) -> HeadCut:
+    return HeadCut(
+        step.cut.dim - sum(d < step.cut.dim for d in squeezed(step.node)), step.cut.outer
+    )
+
+
+def squeezed(node: Node) -> list[int]:
+    """The dims that a squeeze drops. Of a chunk it may drop no others: one head alone is a dim of
+    size 1 too.
+    """
+    shape = shape_of(node.all_input_nodes[0])
+    asked = bound(node).get("dim", range(len(shape)))
+    asked = [asked] if isinstance(asked, int) else asked
+    dims = sorted({dim % len(shape) for dim in asked if same(shape[dim], 1)})
+    if len(shape) - len(dims) != len(shape_of(node)):
+        raise CutUnknown(f"which dims {node.name} drops depends on symbolic sizes")
+    return dims
+
+
+def _permuted(step: HeadStep) -> HeadCut:
+    order = permutation(step.node, len(shape_of(step.operand)))
+    return HeadCut(order.index(step.cut.dim), step.cut.outer)
+
+
+def _multiplied(step: HeadStep) -> HeadCut:
+    return _at(step, 0, 3)
+
+
+def _attended(step: HeadStep) -> HeadCut:
+    if not hasattr(step.node.target, "_schema"):
+        raise CutUnknown(f"{step.node.name} may look at the places of its heads")
+    if bound(step.node).get("dropout_p"):
+        raise CutUnknown(f"{step.node.name} draws random numbers")
+    return _at(step, 1, 4)
+
+
+def _at(step: HeadStep, dim: int, rank: int) -> HeadCut:
+    """The heads stay in `dim`, which they must have in an operand of `rank` dims: in one of fewer,
+    which is broadcast, it would be another.
+    """
+    if step.cut.dim != dim or len(shape_of(step.operand)) != rank:
+        raise CutUnknown(
+            f"{step.node.name} has heads in dim {step.cut.dim} of an operand of "
+            f"{len(shape_of(step.operand))} dims, not in dim {dim} of {rank}"
+        )
+    return step.cut
+
+
+def _sliced(step: HeadStep) -> HeadCut:
+    """A part of a dim, or several parts, of which a `getitem` picks one."""
+    cut, node = step.cut, step.node
+    dim = bound(node)["dim"] % len(shape_of(step.operand))
+    if dim == cut.dim:
+        part = slice_of(node, None)
+        if part is None or not same(part[2], shape_of(step.operand)[dim]):
+            raise CutUnknown(f"{node.name} takes some heads, or parts of them")
+    drops_dim = node.target is aten.select.int and dim < cut.dim
+    return HeadCut(cut.dim - 1, cut.outer) if drops_dim else cut
+
+
+def _picked(step: HeadStep) -> HeadCut:
+    """One of several results: of a split, or the output of an attention."""
+    cut, operand = step.cut, step.operand
+    if operand.target in SLICING:
+        dim = bound(operand)["dim"] % len(shape_of(bound(operand)["self"]))
+        drops_dim = operand.target is aten.unbind.int and dim < cut.dim
+        return HeadCut(cut.dim - 1, cut.outer) if drops_dim else cut
+    if step.node.args[1] != 0:
+        raise CutUnknown(f"{step.node.name} is another result of {operand.name} than its output")
     return cut
 
 
-def _sliced(cut: HeadCut, operand: Node, node: Node) -> HeadCut:
-    if node.target is operator.getitem and operand.target not in SLICING:
-        return cut  # one of several results
-    slicing = operand if node.target is operator.getitem else node
-    dim = bound(slicing)["dim"] % len(shape_of(bound(slicing)["self"]))
-    if node.target in SLICING and not is_tensor(node):
-        return cut  # the getitem that follows picks the part
-    if dim == cut.dim:
-        part = slice_of(slicing, node if slicing is operand else None)
-        if part is None or not same(part[2], shape_of(bound(slicing)["self"])[dim]):
-            raise CutUnknown(f"{slicing.name} takes some heads, or parts of them")
-    drops_dim = slicing.target in (aten.select.int, aten.unbind.int)
-    return HeadCut(cut.dim - 1, cut.outer) if drops_dim and dim < cut.dim else cut
-
-
-def _concatenated(cut: HeadCut, node: Node) -> HeadCut:
+def _concatenated(step: HeadStep) -> HeadCut:
+    cut, node = step.cut, step.node
     dim = bound(node)["dim"] % len(shape_of(node))
     if node.target is aten.stack.default:
         return HeadCut(cut.dim + 1, cut.outer) if dim <= cut.dim else cut
@@ -136,18 +179,71 @@ def _concatenated(cut: HeadCut, node: Node) -> HeadCut:
     return cut
 
 
-def _aligned(cut: HeadCut, operand: Node, node: Node) -> HeadCut:
+def _aligned(step: HeadStep) -> HeadCut:
     """Shapes are aligned at their last dims."""
-    shifted = HeadCut(cut.dim + len(shape_of(node)) - len(shape_of(operand)), cut.outer)
-    if not same(shape_of(node)[shifted.dim], shape_of(operand)[cut.dim]):
-        raise CutUnknown(f"{node.name} repeats what holds the heads")
+    cut, before, after = step.cut, shape_of(step.operand), shape_of(step.node)
+    shifted = HeadCut(cut.dim + len(after) - len(before), cut.outer)
+    if not same(after[shifted.dim], before[cut.dim]):
+        raise CutUnknown(f"{step.node.name} repeats what holds the heads")
     return shifted
 
 
-def _unchanged(cut: HeadCut, operand: Node, node: Node) -> HeadCut:
-    before, after = shape_of(operand), shape_of(node)
-    if len(before) != len(after) or not same(before[cut.dim], after[cut.dim]):
-        raise CutUnknown(f"{node.target} ({node.name}) may mix heads")
-    if node.target in SOFTMAX and bound(node)["dim"] % len(after) == cut.dim:
-        raise CutUnknown(f"{node.name} is over the heads")
-    return cut
+def _reduced(step: HeadStep) -> HeadCut:
+    dims = reduced_dims(step.node)
+    if step.cut.dim in dims:
+        raise CutUnknown(f"{step.node.name} reduces over the heads")
+    dropped = 0 if bound(step.node)["keepdim"] else sum(dim < step.cut.dim for dim in dims)
+    return HeadCut(step.cut.dim - dropped, step.cut.outer)
+
+
+def reduced_dims(node: Node) -> set[int]:
+    """The dims over which a reduction runs."""
+    arguments = bound(node)
+    rank = len(shape_of(arguments["self"]))
+    return {dim % rank for dim in arguments["dim"] or range(rank)}
+
+
+def _normalised(step: HeadStep) -> HeadCut:
+    if bound(step.node)["dim"] % len(shape_of(step.node)) == step.cut.dim:
+        raise CutUnknown(f"{step.node.name} is over the heads")
+    return step.cut
+
+
+def _padded(step: HeadStep) -> HeadCut:
+    """A pad may drop as many heads in front as it adds behind: sizes tell nothing."""
+    if padding_of(step.node, step.cut.dim) != (0, 0):
+        raise CutUnknown(f"{step.node.name} moves heads")
+    return step.cut
+
+
+def _indexed(step: HeadStep) -> HeadCut:
+    found = kept(step.node)
+    if found is None or found[0] is not step.operand or found[1] == step.cut.dim:
+        raise CutUnknown(f"{step.node.name} picks heads, or more than one dim")
+    index = bound(step.node)["indices"][found[1]]
+    if index is step.operand or value_of(index).dtype is torch.bool:
+        raise CutUnknown(f"{step.node.name} picks by value")
+    return step.cut
+
+
+REDUCING = frozenset({aten.amax.default, aten.sum.dim_IntList, aten.mean.dim})
+SQUEEZE = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
+
+HEAD_RULES: Mapping[Any, Callable[[HeadStep], HeadCut]] = {
+    **dict.fromkeys(COPY, _copied),
+    **dict.fromkeys(RESHAPE - SQUEEZE, _reshaped),
+    **dict.fromkeys(SQUEEZE, _squeezed),
+    **dict.fromkeys(PERMUTE, _permuted),
+    **dict.fromkeys(BATCHED_MATMUL, _multiplied),
+    **dict.fromkeys(FUSED_ATTENTION, _attended),
+    **dict.fromkeys(SLICING, _sliced),
+    **dict.fromkeys(CONCATENATION, _concatenated),
+    **dict.fromkeys(POINTWISE, _aligned),
+    **dict.fromkeys(REDUCING, _reduced),
+    **dict.fromkeys(SOFTMAX, _normalised),
+    ALL_TO_ALL: _exchanged,
+    operator.getitem: _picked,
+    aten.expand.default: _aligned,
+    aten.constant_pad_nd.default: _padded,
+    aten.index.Tensor: _indexed,
+}
