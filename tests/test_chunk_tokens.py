@@ -55,7 +55,7 @@ DECLINED = {
     "dynamic, stack": DYNAMIC,
     "dynamic, joint": DYNAMIC,
     "dynamic, einsums": NOT_ONE_OP,
-    "rows dropped of the query too": "may mix rows",
+    "rows dropped of the query too": "moves rows",
     "rows dropped of the query too, put back by cat": "takes rows of several blocks",
 }
 """Idioms that are left whole, and a part of the reason."""

@@ -15,13 +15,15 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch.fx import Node
 
 from cocodiff_compile.graph.aten import (
     ALL_TO_ALL,
+    CONCATENATION,
     COPY,
     FUSED_ATTENTION,
     PERMUTE,
@@ -30,17 +32,18 @@ from cocodiff_compile.graph.aten import (
     SOFTMAX,
     aten,
     bound,
-    is_concatenation,
     is_pointwise,
     is_tensor,
     matmul_operands,
+    padding_of,
     parse_fused_attention,
     permutation,
     shape_of,
     slice_of,
 )
-from cocodiff_compile.graph.head_cut import CutUnknown
+from cocodiff_compile.graph.head_cut import REDUCING, CutUnknown, reduced_dims
 from cocodiff_compile.graph.layout import known
+from cocodiff_compile.graph.pointwise import POINTWISE
 
 
 @dataclass(frozen=True)
@@ -91,70 +94,50 @@ def sizes_of(node: Node) -> tuple[int, ...]:
 
 def step_rows(node: Node, cuts: Mapping[Node, RowCut], exchanges: frozenset[Node]) -> RowStep:
     """How a node that reads something cut can be computed run by run."""
-    target = node.target
-    if target in FUSED_ATTENTION:
-        return _attention(node, cuts)
-    if target in (aten.mm.default, aten.addmm.default, aten.bmm.default):
-        return _matmul(node, cuts)
-    if is_concatenation(node):
-        return _concatenated(node, cuts)
-    if is_pointwise(node) or target in _ALIGNED:
-        return _aligned(node, cuts)
-    operand = node.all_input_nodes[0]
-    if operand not in cuts or len(node.all_input_nodes) > 1:
-        raise CutUnknown(f"{target} ({node.name}) may mix rows")
-    return RowStep(_of_one(node, operand, cuts[operand], exchanges), (operand,))
+    rule, one_rule = ROW_RULES.get(node.target), ONE_OPERAND_RULES.get(node.target)
+    if rule is not None:
+        step = rule(node, cuts)
+    elif node.target is ALL_TO_ALL:
+        step = _exchanged(node, cuts, exchanges)
+    elif one_rule is not None:
+        operand = node.all_input_nodes[0]
+        if operand not in cuts or len(node.all_input_nodes) > 1:
+            raise CutUnknown(f"{node.target} ({node.name}) may mix rows")
+        step = RowStep(one_rule(cuts[operand], operand, node), (operand,))
+    else:
+        raise CutUnknown(f"{node.target} ({node.name}) may mix rows")
+    if is_tensor(node) and 0 in sizes_of(node):
+        raise CutUnknown(f"{node.name} has no element")
+    return step
 
 
-def _of_one(node: Node, operand: Node, cut: RowCut, exchanges: frozenset[Node]) -> RowCut:
-    target = node.target
-    if target is ALL_TO_ALL:
-        return _exchanged(node, cut, exchanges)
-    if target in COPY:
-        return cut
-    if target in RESHAPE:
-        return reshaped_cut(cut, sizes_of(operand), sizes_of(node), node)
-    if target in PERMUTE:
-        return cut.at(permutation(node, len(shape_of(operand))).index(cut.dim))
-    if target in SLICING or target is operator.getitem:
-        return _sliced(cut, operand, node)
-    if target in _REDUCING:
-        return _reduced(cut, operand, node)
-    if target in SOFTMAX or target in _KEEPING:
-        return _unchanged(cut, operand, node)
-    raise CutUnknown(f"{target} ({node.name}) may mix rows")
+def _copied(cut: RowCut, _operand: Node, _node: Node) -> RowCut:
+    return cut
+
+
+def _permuted(cut: RowCut, operand: Node, node: Node) -> RowCut:
+    return cut.at(permutation(node, len(shape_of(operand))).index(cut.dim))
+
+
+def _reshaped(cut: RowCut, operand: Node, node: Node) -> RowCut:
+    return reshaped_cut(cut, sizes_of(operand), sizes_of(node), node)
 
 
 _ALIGNED = frozenset({aten.expand.default, aten.slice_scatter.default})
 """Whose tensors are aligned at their last dims, as those of pointwise ops are."""
-_REDUCING = frozenset(
-    {
-        aten.sum.dim_IntList,
-        aten.mean.dim,
-        aten.amax.default,
-        aten.amin.default,
-        aten.var_mean.correction,
-        aten.var.correction,
-    }
-)
-_KEEPING = frozenset(
-    {
-        aten.constant_pad_nd.default,
-        aten.view_as_complex.default,
-        aten.view_as_real.default,
-        aten._conj.default,
-    }
-)
-"""What may change other dims than that of the rows."""
+_REDUCING = REDUCING | {aten.amin.default, aten.var_mean.correction, aten.var.correction}
+_COMPLEX = frozenset({aten.view_as_complex.default, aten.view_as_real.default, aten._conj.default})
 
 
-def _exchanged(node: Node, cut: RowCut, exchanges: frozenset[Node]) -> RowCut:
+def _exchanged(node: Node, cuts: Mapping[Node, RowCut], exchanges: frozenset[Node]) -> RowStep:
     if node not in exchanges:
         raise CutUnknown(f"{node.name} is no exchange of a Ulysses attention")
+    operand = bound(node)["input"]
+    cut = cuts[operand]
     num_ranks = len(bound(node)["input_split_sizes"])
     if cut.dim == 0 and cut.outer % num_ranks:
         raise CutUnknown(f"{node.name} sends blocks of rows that are cut")
-    return cut
+    return RowStep(cut, (operand,))
 
 
 def reshaped_cut(cut: RowCut, before: Sequence[int], after: Sequence[int], node: Node) -> RowCut:
@@ -184,7 +167,7 @@ def _can_scale(cut: RowCut, rows: int) -> bool:
 
 def _attention(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
     """A query sees all keys and values, and no other query."""
-    if node.target not in FUSED_ATTENTION or not hasattr(node.target, "_schema"):
+    if not hasattr(node.target, "_schema"):
         raise CutUnknown(f"{node.name} may look at the places of its rows")
     attention = parse_fused_attention(node)
     if attention.query not in cuts or cuts[attention.query].dim != 2:
@@ -196,7 +179,7 @@ def _attention(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
     if any(user.target is operator.getitem and user.args[1] != 0 for user in node.users):
         raise CutUnknown(f"{node.name} has other results than its output")
     sizes_of(attention.key), sizes_of(attention.value)
-    if attention.mask is not None and sizes_of(attention.mask)[-2] != 1:
+    if attention.mask is not None and sizes_of(attention.mask)[-2:-1] not in ((), (1,)):
         raise CutUnknown(f"{node.name} has a mask with a row per query")
     return RowStep(cuts[attention.query], (attention.query,))
 
@@ -251,6 +234,8 @@ def taken_rows(slicing: Node, node: Node) -> tuple[int, int]:
 
 def _concatenated(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
     dim, tensors = _dim_argument(node), bound(node)["tensors"]
+    if len({len(shape_of(item)) for item in tensors}) > 1:
+        raise CutUnknown(f"{node.name} joins tensors of different numbers of dims")
     found = [cuts[item] for item in tensors if item in cuts]
     if node.target is aten.cat.default and found[0].dim == dim:
         return RowStep(_joined_rows(node, tensors, cuts), tuple(tensors))
@@ -341,13 +326,11 @@ def _refuse_different(node: Node, found: Sequence[RowCut]) -> None:
         raise CutUnknown(f"{node.name} joins tensors whose rows are cut at different places")
 
 
-def _reduced(cut: RowCut, operand: Node, node: Node) -> RowCut:
-    arguments = bound(node)
-    ndim = len(shape_of(operand))
-    dims = {dim % ndim for dim in arguments["dim"] or range(ndim)}
+def _reduced(cut: RowCut, _operand: Node, node: Node) -> RowCut:
+    dims = reduced_dims(node)
     if cut.dim in dims:
         raise CutUnknown(f"{node.name} reduces over rows")
-    dropped = 0 if arguments["keepdim"] else sum(dim < cut.dim for dim in dims)
+    dropped = 0 if bound(node)["keepdim"] else sum(dim < cut.dim for dim in dims)
     return cut.at(cut.dim - dropped)
 
 
@@ -355,10 +338,41 @@ def _unchanged(cut: RowCut, operand: Node, node: Node) -> RowCut:
     before, after = sizes_of(operand), sizes_of(node)
     if cut.dim >= len(after) or before[cut.dim] != after[cut.dim]:
         raise CutUnknown(f"{node.target} ({node.name}) may mix rows")
-    if node.target in SOFTMAX and bound(node)["dim"] % len(after) == cut.dim:
-        raise CutUnknown(f"{node.name} is over rows")
-    if node.target is aten.constant_pad_nd.default:
-        last_first = 2 * (len(after) - 1 - cut.dim)
-        if any(bound(node)["pad"][last_first : last_first + 2]):
-            raise CutUnknown(f"{node.name} moves rows")
     return cut
+
+
+def _normalised(cut: RowCut, _operand: Node, node: Node) -> RowCut:
+    if bound(node)["dim"] % len(shape_of(node)) == cut.dim:
+        raise CutUnknown(f"{node.name} is over rows")
+    return cut
+
+
+def _padded(cut: RowCut, _operand: Node, node: Node) -> RowCut:
+    """A pad may drop as many rows in front as it adds behind: sizes tell nothing."""
+    if padding_of(node, cut.dim) != (0, 0):
+        raise CutUnknown(f"{node.name} moves rows")
+    return cut
+
+
+ROW_RULES: Mapping[Any, Callable[[Node, Mapping[Node, RowCut]], RowStep]] = {
+    **dict.fromkeys(FUSED_ATTENTION, _attention),
+    **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default), _matmul),
+    **dict.fromkeys(CONCATENATION, _concatenated),
+    **dict.fromkeys(POINTWISE | _ALIGNED, _aligned),
+}
+"""How ops that may read several tensors are computed run by run."""
+
+ONE_OPERAND_RULES: Mapping[Any, Callable[[RowCut, Node, Node], RowCut]] = {
+    **dict.fromkeys(COPY, _copied),
+    **dict.fromkeys(RESHAPE, _reshaped),
+    **dict.fromkeys(PERMUTE, _permuted),
+    **dict.fromkeys(SLICING, _sliced),
+    **dict.fromkeys(_REDUCING, _reduced),
+    **dict.fromkeys(SOFTMAX, _normalised),
+    **dict.fromkeys(_COMPLEX, _unchanged),
+    operator.getitem: _sliced,
+    aten.constant_pad_nd.default: _padded,
+}
+"""Where the rows of an op's result lie, given those of its only operand. Rows are not followed
+through an op that is in neither table.
+"""

@@ -23,6 +23,7 @@ from cocodiff_compile.graph.aten import (
     emit_contiguous,
     is_tensor,
 )
+from cocodiff_compile.graph.joining import emit_joined
 from cocodiff_compile.graph.row_cut import (
     RowCut,
     RowPlan,
@@ -152,13 +153,4 @@ class RowRuns:
         parts = [run for run in self.runs[node] if run is not None]
         if len(parts) == 1:
             return parts[0]
-        if cut.outer == 1:
-            return emit(self.graph, aten.cat.default, parts, cut.dim, like=node)
-        blocks = []
-        for part in parts:
-            sizes = sizes_of(part)
-            rows = sizes[cut.dim] // cut.outer
-            shape = [*sizes[: cut.dim], cut.outer, rows, *sizes[cut.dim + 1 :]]
-            blocks.append(emit(self.graph, aten.reshape.default, part, shape, like=part))
-        whole = emit(self.graph, aten.cat.default, blocks, cut.dim + 1, like=node)
-        return emit(self.graph, aten.reshape.default, whole, list(sizes_of(node)), like=node)
+        return emit_joined(self.graph, parts, cut.dim, cut.outer, node)
