@@ -28,7 +28,9 @@ from cocodiff_compile.graph.aten import (
     emit,
     emit_contiguous,
     is_collective,
+    is_heavy,
     is_number,
+    readers_of,
 )
 from cocodiff_compile.graph.exchanges import view_path
 from cocodiff_compile.graph.head_chunks import (
@@ -38,6 +40,7 @@ from cocodiff_compile.graph.head_chunks import (
     refuse_unknown_sizes,
 )
 from cocodiff_compile.graph.head_cut import CutUnknown, HeadCut, step_cut
+from cocodiff_compile.graph.joining import is_dense
 from cocodiff_compile.graph.layout import divides
 from cocodiff_compile.graph.pipeline import PassResult
 from cocodiff_compile.graph.records import (
@@ -152,6 +155,8 @@ def _plan(site: UlyssesSite, count: int) -> ChunkPlan:
     for before, node in zip((out.start, *unpacking), unpacking, strict=False):
         cuts[node] = step_cut(cuts[before], before, node, count)
     refuse_unknown_sizes(out.result, cuts[out.result])
+    if not is_dense(out.result) and any(map(is_heavy, readers_of(out.result))):
+        raise CutUnknown(f"{out.result.name} is multiplied as a slice of a larger tensor")
     return ChunkPlan(site, count, cuts, region, outside, unpacking)
 
 

@@ -110,6 +110,8 @@ def _parts(gemm: Node, site: UlyssesSite) -> list[list[_Columns]]:
         return []
     if any(sum(known(size) is None for size in shape_of(item.node)) > 1 for item in found):
         return []
+    if gemm.target is aten.addmm.default and not shape_of(bound(gemm)["self"]):
+        return []
     roles = {item.columns for leg in site.legs for item in leg.projections if item.node is gemm}
     parts: list[list[_Columns]] = []
     for item in found:
@@ -172,8 +174,11 @@ def _rewrite(graph: Graph, gemm: Node, part: Sequence[_Columns]) -> None:
         left, right = matmul_operands(gemm)
         columns = emit(graph, aten.slice.Tensor, right, 1, begin, end, like=right)
         if gemm.target is aten.addmm.default:
-            bias = emit(graph, aten.slice.Tensor, bound(gemm)["self"], -1, begin, end, like=gemm)
-            apart = emit(graph, aten.addmm.default, bias, left, columns, like=gemm)
+            bias, scales = bound(gemm)["self"], ("beta", "alpha")
+            if same(shape_of(bias)[-1], shape_of(right)[-1]):
+                bias = emit(graph, aten.slice.Tensor, bias, -1, begin, end, like=gemm)
+            scaled = {name: bound(gemm)[name] for name in scales if bound(gemm)[name] != 1}
+            apart = emit(graph, aten.addmm.default, bias, left, columns, like=gemm, **scaled)
         else:
             apart = emit(graph, aten.mm.default, left, columns, like=gemm)
         for item in part:
@@ -183,6 +188,6 @@ def _rewrite(graph: Graph, gemm: Node, part: Sequence[_Columns]) -> None:
                 last = first + item.end - item.begin
                 shown = emit(graph, aten.slice.Tensor, apart, 1, first, last, like=gemm)
             shape = [-1 if (size := known(s)) is None else size for s in shape_of(item.node)]
-            if len(shape) > len(shape_of(shown)):
+            if len(shape) != len(shape_of(shown)):
                 shown = emit(graph, aten.reshape.default, shown, shape, like=gemm)
             item.node.replace_all_uses_with(shown)

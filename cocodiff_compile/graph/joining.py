@@ -40,6 +40,11 @@ def dense_strides(node: Node) -> tuple[Size, ...]:
     return tuple(strides[dim] for dim in range(len(shape)))
 
 
+def is_dense(node: Node) -> bool:
+    """Whether a joined copy of a tensor has the strides that the tensor has."""
+    return all(map(same, value_of(node).stride(), dense_strides(node)))
+
+
 def emit_joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, whole: Node) -> Node:
     """What stands for `whole`: `dim` is [outer, elements], and the parts hold the elements of each
     of the `outer` blocks, one part behind the other.

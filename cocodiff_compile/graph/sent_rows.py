@@ -50,6 +50,8 @@ def plan_leg(leg: Leg, packed: Node, quota: Quota) -> PickPlan:
     for node, size in rows.items():
         if node.target not in (aten.mm.default, aten.addmm.default) or size % batch:
             raise CutUnknown(f"{node.name} is no plain matmul")
+        if node.target is aten.addmm.default and len(shape_of(bound(node)["self"])) > 1:
+            raise CutUnknown(f"{node.name} adds a matrix")
         sent = quota(size // batch)
         begin[node] = RowCut(0, batch, (sent, size // batch - sent), picked=sent)
     plan = plan_picked(begin, packed)

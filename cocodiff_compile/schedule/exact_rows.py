@@ -2,13 +2,16 @@
 
 Libraries choose kernels by shape, and another kernel may sum in another order: MKL multiplies few
 rows in a way of its own, unless it is told to be strict. So every matmul and attention that would
-run on some of its rows is called once on all of them and once run by run, with random data.
+run on some of its rows is called once on all of them and once run by run, with random data. So is
+every one that reads rows which are joined again: the joined tensor lies closer together in memory
+than a slice of a larger one did.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,12 +24,15 @@ from cocodiff_compile.compat import autotunes_matmuls, find_group, outside_the_c
 from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
     PROJECTION,
+    aten,
     is_collective,
     is_heavy,
     is_tensor,
+    is_view,
     parse_fused_attention,
     value_of,
 )
+from cocodiff_compile.graph.joining import dense_strides
 from cocodiff_compile.graph.row_cut import RowCut, RowPlan, RowStep
 
 _verdicts: PerWorld[dict[Hashable, str]] = PerWorld(dict)
@@ -49,7 +55,63 @@ def rows_differ(plan: RowPlan) -> str:
                 runs = "+".join(map(str, step.cut.lengths))
                 what = f"{node.target} ({node.name}) gives other bits for rows in runs of {runs}"
                 return what + _remedy(node)
+        for node, joined in _readers_of_joined(plan):
+            if not _reads_alike(node, joined):
+                return (
+                    f"{node.target} ({node.name}) gives other bits for rows that are joined again"
+                )
     return ""
+
+
+_Path = tuple[Node, ...]
+"""From what is joined through views to what a node reads."""
+
+
+def _readers_of_joined(plan: RowPlan) -> Iterator[tuple[Node, dict[Node, _Path]]]:
+    """The matmuls and attentions that read, behind views, what is joined to other strides than it
+    had; with the path to each such operand.
+    """
+    graph = next((node.graph for node in plan.steps), None)
+    for node in graph.nodes if graph is not None else ():
+        if not is_heavy(node):
+            continue
+        by_run = plan.steps[node].by_run if node in plan.steps else ()
+        paths = {item: _path_from_cut(item, plan) for item in node.all_input_nodes}
+        joined = {
+            item: path
+            for item, path in paths.items()
+            if item not in by_run and path and value_of(path[0]).stride() != dense_strides(path[0])
+        }
+        if joined:
+            yield node, joined
+
+
+def _path_from_cut(node: Node, plan: RowPlan) -> _Path:
+    """Empty if what lies behind the views is not cut."""
+    path = [node]
+    while path[-1] not in plan.steps:
+        if not (is_view(path[-1]) or path[-1].target is aten.slice.Tensor):
+            return ()
+        path.append(path[-1].all_input_nodes[0])
+    return tuple(reversed(path))
+
+
+def _reads_alike(node: Node, joined: Mapping[Node, _Path]) -> bool:
+    captured = {item: _sample(item) for item in node.all_input_nodes}
+    closer = dict(captured)
+    for item, path in joined.items():
+        sample = _sample(path[0])
+        dense = sample.new_empty_strided(sample.shape, dense_strides(path[0])).copy_(sample)
+        captured[item], closer[item] = _viewed(sample, path), _viewed(dense, path)
+    return torch.equal(
+        _call(node, _shortened(node, captured)), _call(node, _shortened(node, closer))
+    )
+
+
+def _viewed(tensor: Tensor, path: _Path) -> Tensor:
+    for before, node in itertools.pairwise(path):
+        tensor = _call(node, {before: tensor})
+    return tensor
 
 
 def _remedy(node: Node) -> str:
@@ -118,10 +180,12 @@ def _rows(tensor: Tensor, cut: RowCut, number: int) -> Tensor:
 
 
 def _samples(node: Node) -> dict[Node, Any]:
-    """For each input random data of its shape, and in its order in memory. Of an attention in
-    float32 on CPU one head, and some of the keys.
-    """
-    samples = {item: _sample(item) for item in node.all_input_nodes}
+    """For each input random data of its shape, and in its order in memory."""
+    return _shortened(node, {item: _sample(item) for item in node.all_input_nodes})
+
+
+def _shortened(node: Node, samples: dict[Node, Any]) -> dict[Node, Any]:
+    """Of an attention in float32 on CPU one head, and some of the keys."""
     value = value_of(node.all_input_nodes[0])
     # Elsewhere kernels are chosen by the number of heads and keys too.
     is_plain = value.device.type == "cpu" and value.dtype is torch.float32
