@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import aten, emit, matmul_operands, value_of
+from cocodiff_compile.graph.aten import aten, bound, emit, matmul_operands, shape_of, value_of
 from cocodiff_compile.graph.head_cut import CutUnknown
 from cocodiff_compile.graph.layout import known
 from cocodiff_compile.graph.picked_rows import (
