@@ -23,10 +23,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Graph, Node
 
 from cocodiff_compile.graph.aten import (
-    ALL_TO_ALL,
     bound,
-    emit,
-    emit_contiguous,
     is_collective,
     is_heavy,
     is_number,
@@ -216,12 +213,14 @@ class _Rewrite:
     def run(self) -> UlyssesSite:
         site, out = self.plan.site, self.plan.site.o.exchange
         for exchange in _ways_in(site):
+            packed = bound(exchange.start)["input"]
             with self.graph.inserting_before(exchange.start):
-                self._send(exchange.start)
+                for chunk, copies in enumerate(self.chunks.copies):
+                    part = self.chunks.part(packed, self.plan.cuts[packed], chunk)
+                    copies[exchange.start] = self.chunks.exchange(exchange.start, part)
         with self.graph.inserting_before(out.start):
-            for chunk, copies in enumerate(self.chunks.copies):
-                self.chunks.copy_all(self.plan.region, chunk)
-                copies[out.start] = self._exchange(out.start, copies[bound(out.start)["input"]])
+            for chunk in range(self.plan.count):
+                self.chunks.copy_all((*self.plan.region, out.start), chunk)
         with self.graph.inserting_before(self.plan.unpacking[0]):
             for chunk in range(self.plan.count):
                 self.chunks.copy_all(self.plan.unpacking, chunk)
@@ -230,21 +229,6 @@ class _Rewrite:
         chunked = self._chunked_site(joined)
         self._erase()
         return chunked
-
-    def _send(self, start: Node) -> None:
-        packed = bound(start)["input"]
-        for chunk, copies in enumerate(self.chunks.copies):
-            part = self.chunks.part(packed, self.plan.cuts[packed], chunk)
-            copies[start] = self._exchange(start, emit_contiguous(self.graph, part))
-
-    def _exchange(self, start: Node, source: Node) -> Node:
-        """The exchange that `start` is, of a chunk of what it sends."""
-        arguments = bound(start)
-        splits = arguments["input_split_sizes"]
-        if self.plan.cuts[start].dim == 0:
-            splits = [self.chunks.divided(split, source) for split in splits]
-        group = arguments["group_name"]
-        return emit(self.graph, ALL_TO_ALL, source, splits, splits, group, like=source)
 
     def _chunked_site(self, joined: Node) -> UlyssesSite:
         site = self.plan.site

@@ -15,9 +15,11 @@ import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.graph.aten import (
+    ALL_TO_ALL,
     BATCHED_MATMUL,
     FUSED_ATTENTION,
     aten,
+    bound,
     emit,
     emit_contiguous,
     emit_shape,
@@ -99,12 +101,27 @@ class HeadChunks:
             }
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
             target: Any = node.target
+            if target is ALL_TO_ALL:
+                copies[node] = self.exchange(node, args[0])
+                continue
             if target in _SIZED:
                 args = self._with_fewer_heads(node, args)
+                target = target if target is aten.expand.default else aten.reshape.default
             elif target in SQUEEZE:
                 target, args = aten.squeeze.dims, (args[0], squeezed(node))
             like = node if is_tensor(node) else next(filter(is_tensor, inputs))
             copies[node] = emit(self.graph, target, *args, like=like, **kwargs)
+
+    def exchange(self, start: Node, source: Node) -> Node:
+        """The exchange that `start` is, of a chunk of what it sends."""
+        arguments = bound(start)
+        splits = arguments["input_split_sizes"]
+        if self.cuts[start].dim == 0:
+            splits = [self._divided(split, source) for split in splits]
+        source = emit_contiguous(self.graph, source)
+        return emit(
+            self.graph, ALL_TO_ALL, source, splits, splits, arguments["group_name"], like=source
+        )
 
     def _whole(self, node: Node, source: Node, chunk: int) -> Node:
         """What a node reads from elsewhere: all of it, or the part of this chunk's heads."""
@@ -114,10 +131,10 @@ class HeadChunks:
     def _with_fewer_heads(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a reshape, with the size that a chunk has in the dim of the heads."""
         dim, sizes = self.cuts[node].dim, list(args[1])
-        sizes[dim] = self.divided(sizes[dim], args[0])
+        sizes[dim] = self._divided(sizes[dim], args[0])
         return (args[0], sizes, *args[2:])
 
-    def divided(self, size: int | Node, like: Node) -> int | Node:
+    def _divided(self, size: int | Node, like: Node) -> int | Node:
         if isinstance(size, Node):
             return emit(self.graph, operator.floordiv, size, self.count, like=like)
         return size if size == -1 else size // self.count

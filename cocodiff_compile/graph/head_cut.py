@@ -32,6 +32,7 @@ from cocodiff_compile.graph.aten import (
     SOFTMAX,
     aten,
     bound,
+    is_tensor,
     padding_of,
     permutation,
     shape_of,
@@ -58,6 +59,8 @@ def step_cut(cut: HeadCut, operand: Node, node: Node, count: int) -> HeadCut:
     rule = HEAD_RULES.get(node.target)
     if rule is None:
         raise CutUnknown(f"{node.target} ({node.name}) may mix heads")
+    if is_tensor(node) and any(same(size, 0) for size in shape_of(node)):
+        raise CutUnknown(f"{node.name} has no element")
     return rule(HeadStep(cut, operand, node, count))
 
 
