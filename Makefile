@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
+.PHONY: demo test test-slow fuzz mutants lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
 	bench-v-major bench-coding bench-recognize bench-tapa clean
 
 demo: $(STAMP)
@@ -17,6 +17,14 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# A thousand random models through every pass, all ranks in one process.
+fuzz: $(STAMP)
+	MKL_CBWR=AUTO,STRICT $(BIN)/python -m tests.fuzz --count 1000
+
+# Sabotages, one at a time: the tests must notice each.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

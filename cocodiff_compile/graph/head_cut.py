@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.graph.aten import (
     ALL_TO_ALL,
     BATCHED_MATMUL,
@@ -195,6 +196,7 @@ def _reduced(step: HeadStep) -> HeadCut:
     dims = reduced_dims(step.node)
     if step.cut.dim in dims:
         raise CutUnknown(f"{step.node.name} reduces over the heads")
+    refuse_other_order(step.node, step.cut.dim, dims)
     dropped = 0 if bound(step.node)["keepdim"] else sum(dim < step.cut.dim for dim in dims)
     return HeadCut(step.cut.dim - dropped, step.cut.outer)
 
@@ -206,9 +208,30 @@ def reduced_dims(node: Node) -> set[int]:
     return {dim % rank for dim in arguments["dim"] or range(rank)}
 
 
+def refuse_other_order(node: Node, cut_dim: int, dims: Collection[int]) -> None:
+    """A sum whose terms lie further apart in memory than what is cut runs over columns, and kernels
+    sum as many columns at a time as there are: fewer of them may give other bits.
+    """
+    if node.target in _ORDERLESS:
+        return
+    value = value_of(bound(node)["self"])
+    strides = [optimization_hint(stride) for stride in value.stride()]
+    for dim in dims:
+        if strides[dim] > strides[cut_dim] and not same(value.shape[dim], 1):
+            raise CutUnknown(f"{node.name} sums in an order that depends on what lies beside")
+
+
+def refuse_inner_cut(node: Node, cut_dim: int, dim: int) -> None:
+    """The same for a softmax, which copies what is not contiguous."""
+    if cut_dim > dim:
+        raise CutUnknown(f"{node.name} sums in an order that depends on what lies beside")
+
+
 def _normalised(step: HeadStep) -> HeadCut:
-    if bound(step.node)["dim"] % len(shape_of(step.node)) == step.cut.dim:
+    dim = bound(step.node)["dim"] % len(shape_of(step.node))
+    if dim == step.cut.dim:
         raise CutUnknown(f"{step.node.name} is over the heads")
+    refuse_inner_cut(step.node, step.cut.dim, dim)
     return step.cut
 
 
@@ -229,6 +252,7 @@ def _indexed(step: HeadStep) -> HeadCut:
     return step.cut
 
 
+_ORDERLESS = frozenset({aten.amax.default, aten.amin.default})
 REDUCING = frozenset({aten.amax.default, aten.sum.dim_IntList, aten.mean.dim})
 SQUEEZE = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
 

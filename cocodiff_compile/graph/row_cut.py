@@ -41,7 +41,13 @@ from cocodiff_compile.graph.aten import (
     shape_of,
     slice_of,
 )
-from cocodiff_compile.graph.head_cut import REDUCING, CutUnknown, reduced_dims
+from cocodiff_compile.graph.head_cut import (
+    REDUCING,
+    CutUnknown,
+    reduced_dims,
+    refuse_inner_cut,
+    refuse_other_order,
+)
 from cocodiff_compile.graph.layout import known
 from cocodiff_compile.graph.pointwise import POINTWISE
 
@@ -330,6 +336,7 @@ def _reduced(cut: RowCut, _operand: Node, node: Node) -> RowCut:
     dims = reduced_dims(node)
     if cut.dim in dims:
         raise CutUnknown(f"{node.name} reduces over rows")
+    refuse_other_order(node, cut.dim, dims)
     dropped = 0 if bound(node)["keepdim"] else sum(dim < cut.dim for dim in dims)
     return cut.at(cut.dim - dropped)
 
@@ -342,8 +349,10 @@ def _unchanged(cut: RowCut, operand: Node, node: Node) -> RowCut:
 
 
 def _normalised(cut: RowCut, _operand: Node, node: Node) -> RowCut:
-    if bound(node)["dim"] % len(shape_of(node)) == cut.dim:
+    dim = bound(node)["dim"] % len(shape_of(node))
+    if dim == cut.dim:
         raise CutUnknown(f"{node.name} is over rows")
+    refuse_inner_cut(node, cut.dim, dim)
     return cut
 
 
