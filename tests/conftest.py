@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.say_once import forget_what_was_said
@@ -19,6 +19,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # So does OpenBLAS or oneDNN with one thread, here and in the processes that tests start.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
+settings.register_profile("unshrunk", deadline=None, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("untimed")
 
 

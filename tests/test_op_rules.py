@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, emit, value_of
+from cocodiff_compile.graph.aten import ALL_TO_ALL, aten, emit, value_of
 from cocodiff_compile.graph.head_chunks import HeadChunks, common_cut, cuts_outside
 from cocodiff_compile.graph.head_cut import HEAD_RULES, CutUnknown, HeadCut
 from cocodiff_compile.graph.joining import is_dense
@@ -244,3 +244,43 @@ def test_cutting_before_an_op_is_cutting_behind_it(family: str, what: str) -> No
 @pytest.mark.parametrize(("op", "what"), OP_CASES)
 def test_cutting_before_each_op_is_cutting_behind_it(op: Any, what: str) -> None:
     _hold({op}, what, 40 if op in POINTWISE else 400)
+
+
+def _built(op: Any, *args: Any, **kwargs: Any) -> _Built:
+    return _Built(OpCall(op, args, kwargs))
+
+
+@pytest.mark.parametrize("op", [aten.mean.dim, aten.sum.dim_IntList])
+def test_sums_of_columns_are_not_cut(op: Any) -> None:
+    """How many columns kernels sum at a time, and in which order, depends on how many there are."""
+    x = torch.randn(2, 48, 4, 8)
+    built = _built(op, x, [1], True)
+    (node,) = built.inputs
+    with pytest.raises(CutUnknown, match="order"):
+        common_cut(built.nodes[0], {node: HeadCut(2, 1)}, 2)
+    with pytest.raises(CutUnknown, match="order"):
+        step_rows(built.nodes[0], {node: RowCut(2, 1, (2, 2))}, frozenset())
+    rows_outside = _built(op, x, [3], True)
+    (node,) = rows_outside.inputs
+    assert common_cut(rows_outside.nodes[0], {node: HeadCut(2, 1)}, 2) == HeadCut(2, 1)
+
+
+def test_a_broadcast_matrix_holds_no_batch() -> None:
+    built = _built(
+        aten.baddbmm.default, torch.randn(4, 6), torch.randn(4, 4, 2), torch.randn(4, 2, 6)
+    )
+    matrix, left, right = built.inputs
+    cut = HeadCut(0, 1)
+    with pytest.raises(CutUnknown, match="dim 0 of an operand of 2 dims"):
+        common_cut(built.nodes[0], {matrix: cut, left: cut, right: cut}, 2)
+
+
+def test_an_op_that_is_in_no_table_is_refused() -> None:
+    for op in (aten.cumsum.default, aten.flip.default, aten.equal.default, aten.rrelu.default):
+        assert op not in TABLED
+    built = _built(aten.cumsum.default, torch.randn(2, 4), 1)
+    (node,) = built.inputs
+    with pytest.raises(CutUnknown, match="may mix heads"):
+        common_cut(built.nodes[0], {node: HeadCut(0, 1)}, 2)
+    with pytest.raises(CutUnknown, match="may mix rows"):
+        step_rows(built.nodes[0], {node: RowCut(0, 1, (1, 1))}, frozenset())

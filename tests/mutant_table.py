@@ -1,0 +1,151 @@
+"""The sabotages that `tests.mutants` tries, each with the tests that notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_RULES = "tests/test_op_rules.py::test_cutting_before_an_op_is_cutting_behind_it"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old`, which occurs once in a file, replaced by `new`."""
+
+    what: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+_ORDER = "tests/test_op_rules.py::test_sums_of_columns_are_not_cut"
+_BROADCAST = "tests/test_op_rules.py::test_a_broadcast_matrix_holds_no_batch"
+
+
+def _rule(what: str, path: str, old: str, new: str, *cases: str) -> Mutant:
+    """A sabotage of a rule by which cuts pass an op."""
+    tests = tuple(case if "::" in case else f"{_RULES}[{case}]" for case in cases)
+    return Mutant(what, f"cocodiff_compile/graph/{path}", old, new, tests)
+
+
+CUT_RULES = (
+    _rule(
+        "heads cut across a pad that moves them",
+        "head_cut.py",
+        "if padding_of(step.node, step.cut.dim) != (0, 0):",
+        "if shape_of(step.node)[step.cut.dim] != shape_of(step.operand)[step.cut.dim]:",
+        "pads-heads",
+    ),
+    _rule(
+        "heads cut across an index of heads",
+        "head_cut.py",
+        "found[0] is not step.operand or found[1] == step.cut.dim:",
+        "found[0] is not step.operand:",
+        "indices-heads",
+    ),
+    _rule(
+        "heads cut across a softmax over heads",
+        "head_cut.py",
+        """    if dim == step.cut.dim:
+        raise CutUnknown(f"{step.node.name} is over the heads")""",
+        """    if dim < 0:
+        raise CutUnknown(f"{step.node.name} is over the heads")""",
+        "softmax-heads",
+    ),
+    _rule(
+        "heads cut across the blocks that are sent",
+        "head_cut.py",
+        "if not divides(num_ranks, step.cut.outer):",
+        "if not divides(1, step.cut.outer):",
+        "exchange-heads",
+    ),
+    _rule(
+        "heads taken for the batch of a broadcast operand",
+        "head_cut.py",
+        "if step.cut.dim != dim or len(shape_of(step.operand)) != rank:",
+        "if step.cut.dim != dim:",
+        _BROADCAST,
+    ),
+    _rule(
+        "heads beside which sums run in another order",
+        "head_cut.py",
+        "if strides[dim] > strides[cut_dim] and not same(value.shape[dim], 1):",
+        "if strides[dim] < 0:",
+        _ORDER,
+    ),
+    _rule(
+        "a lost dim counted as kept",
+        "head_cut.py",
+        "drops_dim = node.target is aten.select.int and dim < cut.dim",
+        "drops_dim = node.target is aten.select.int and dim < 0",
+        "slices-heads",
+    ),
+    _rule(
+        "one head alone squeezed away",
+        "head_chunks.py",
+        "            elif target in SQUEEZE:",
+        "            elif target in SQUEEZE and not args:",
+        "reshapes-heads",
+    ),
+    _rule(
+        "another chunk's heads",
+        "head_chunks.py",
+        "picked = emit(graph, aten.select.int, viewed, cut.dim + 1, chunk, like=whole)",
+        "picked = emit(graph, aten.select.int, viewed, cut.dim + 1, count - 1 - chunk, like=whole)",
+        "copies-heads",
+    ),
+    _rule(
+        "rows cut across a pad that moves them",
+        "row_cut.py",
+        "if padding_of(node, cut.dim) != (0, 0):",
+        "if sizes_of(node)[cut.dim] != sizes_of(_operand)[cut.dim]:",
+        "pads-rows",
+    ),
+    _rule(
+        "rows multiplied with rows",
+        "row_cut.py",
+        "if left not in cuts or cuts[left].dim != dim or right in cuts:",
+        "if left not in cuts or right in cuts:",
+        "matmuls-rows",
+    ),
+    _rule(
+        "a mask's rows read as the same for all queries",
+        "row_cut.py",
+        "sizes_of(attention.mask)[-2:-1] not in ((), (1,)):",
+        "len(sizes_of(attention.mask)) > 4:",
+        "attention-rows",
+    ),
+    _rule(
+        "a causal attention in runs",
+        "row_cut.py",
+        'if attention.is_causal or bound(node).get("dropout_p"):',
+        'if bound(node).get("dropout_p"):',
+        "attention-rows",
+    ),
+    _rule(
+        "runs joined between each other",
+        "row_cut.py",
+        "if not picked and any(first > second for first, second in itertools.pairwise(filled)):",
+        "if picked and any(first > second for first, second in itertools.pairwise(filled)):",
+        "concatenations-rows",
+    ),
+    _rule(
+        "a slice of a run counted from the beginning of all rows",
+        "row_runs.py",
+        "begin, end = max(begin, first) - first, min(end, last) - first",
+        "begin, end = max(begin, first) - first, min(end, last)",
+        "slices-rows",
+    ),
+    _rule(
+        "parts joined without regard to memory",
+        "joining.py",
+        "    is_permuted = order != list(range(len(order)))",
+        "    order = list(range(len(order)))\n    is_permuted = False",
+        "permutes-rows",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = CUT_RULES
