@@ -115,6 +115,7 @@ def fold(graph: nx.Graph[object]) -> Topology:
 def _levels(graph: nx.Graph[object]) -> list[list[Box]]:
     """The boxes of each link class; small boxes first, of equal sizes the faster class."""
     edges: dict[Link, list[tuple[object, object]]] = {}
+    link: Link
     for one, other, link in graph.edges(data="link"):
         edges.setdefault(link, []).append((one, other))
     levels = [_boxes_of_link(graph, link, its) for link, its in edges.items()]
