@@ -116,6 +116,39 @@ def test_on_takes_phases_that_auto_would_not_compare() -> None:
     assert str(plan_phases(same, KB, "on")) == "in | out"
 
 
+def test_a_curve_is_straight_between_any_two_of_its_points() -> None:
+    curve = MeasuredPhase(("in",), ((1e3, 1.0), (2e3, 2.0), (4e3, 8.0), (5e3, 8.0)))
+    assert [curve.seconds(size) for size in (1e3, 1.5e3, 2e3, 3e3, 4.5e3)] == [1, 1.5, 2, 5, 8]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        ((1e3, 1.0), (1e3, 1.0)),
+        ((0.0, 1.0), (1.0, 1.0)),
+        ((1.0, 0.0), (2.0, 0.0)),
+        ((1.0, 1.0), (2.0, float("inf"))),
+        ((1.0, 1.0), (2.0, float("nan"))),
+    ],
+)
+def test_points_that_make_no_curve_are_refused(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ValueError, match=r"points measured along in are .*allowed"):
+        MeasuredPhase(("in",), points)
+
+
+def test_of_costs_that_differ_by_a_thousandth_the_lower_wins() -> None:
+    """Only the last digits of a sum do not count."""
+    links = [replace(SLOW, name=name) for name in ("a", "b", "c")]
+    axes = tuple(Axis(link.name, 2, link) for link in links)
+    machine = Topology("three", axes, copy_bytes_per_s=1e9)
+    curves = {phase: 1.0 for plan in all_phases(machine) for phase in plan}
+    cheapest = (("a", "c"), ("b",))
+    curves |= dict.fromkeys(cheapest, 0.999)
+    measured = (*(_curve(axes, seconds) for axes, seconds in curves.items()), _curve((), 1e-6))
+    plan = plan_phases(replace(machine, measured=measured), KB, "on")
+    assert set(plan.phases) == set(cheapest)
+
+
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_a_rank_that_is_not_there_is_refused(rank: int) -> None:
     with pytest.raises(ValueError, match=f"has ranks 0 to 3, not {rank}"):

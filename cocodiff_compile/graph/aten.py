@@ -6,6 +6,7 @@ The only file that knows where an op keeps which argument. Everything else asks 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,6 +236,32 @@ def is_collective(node: Node) -> bool:
         isinstance(node.target, torch._ops.OpOverload)
         and node.target.namespace == "_c10d_functional"
         and node.target is not WAIT
+    )
+
+
+def is_all_to_all(node: Node) -> bool:
+    """Whether a node is an all-to-all by any op, of torch or of somebody else: `ALL_TO_ALL`,
+    `_dtensor.shard_dim_alltoall`, or whatever calls itself so.
+    """
+    return isinstance(node.target, torch._ops.OpOverload) and _is_named_all_to_all(node.target)
+
+
+@functools.cache
+def _is_named_all_to_all(target: torch._ops.OpOverload) -> bool:
+    name = target._schema.name.split("::")[-1].lower().replace("_", "")
+    return "alltoall" in name or "all2all" in name
+
+
+_COMMUNICATING = frozenset({"c10d", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+"""Namespaces of collectives that wait for themselves, beside `_c10d_functional`."""
+
+
+def communicates(node: Node) -> bool:
+    """Whether a node is a collective of any kind, with a wait or without."""
+    return (
+        is_collective(node)
+        or is_all_to_all(node)
+        or getattr(node.target, "namespace", "") in _COMMUNICATING
     )
 
 

@@ -13,7 +13,7 @@ from torch.fx import Node
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.aten import (
     WAIT,
-    is_collective,
+    communicates,
     is_concatenation,
     is_heavy,
     is_number,
@@ -29,9 +29,7 @@ MAX_NODES_PER_WALK = 4096
 
 def is_barrier(node: Node) -> bool:
     """Where a walk ends: heavy compute, communication, and the borders of the graph."""
-    return (
-        node.op != "call_function" or is_heavy(node) or node.target is WAIT or is_collective(node)
-    )
+    return node.op != "call_function" or is_heavy(node) or node.target is WAIT or communicates(node)
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,13 @@ def walk_forward(begin: Node) -> list[Reached]:
         for barrier in came_from
         if is_barrier(barrier)
     ]
+
+
+def is_input(begin: Node) -> bool:
+    """Whether `begin` is an input of the graph, or made of such without a matmul, an attention or a
+    collective.
+    """
+    return all(reached.barrier.op in ("placeholder", "get_attr") for reached in walk_back(begin))
 
 
 def between(first: Node, last: Node) -> list[Node]:
