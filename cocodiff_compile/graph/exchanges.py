@@ -18,7 +18,7 @@ from cocodiff_compile.graph.aten import (
 from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
 from cocodiff_compile.graph.parts import rejoined
 from cocodiff_compile.graph.records import Role
-from cocodiff_compile.graph.walk import Reached, is_input, walk_back, walk_forward
+from cocodiff_compile.graph.walk import Reached, are_inputs, walk_back, walk_forward
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Surroundings:
         operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
         for role, operand in operands.items():
             reached = walk_back(operand.node)
-            if is_input(operand.node):
+            if are_inputs(reached):
                 from_outside.add(role)
             ways_in[role] = [way for way in reached if way.barrier in exchanges.by_wait]
             for collective in _other_collectives(reached, exchanges):

@@ -12,7 +12,7 @@ from cocodiff_compile.graph.exchanges import Exchanges, before_views, view_path
 from cocodiff_compile.graph.layout import LayoutUnknown
 from cocodiff_compile.graph.module_path import module_path_of
 from cocodiff_compile.graph.records import Declined
-from cocodiff_compile.graph.walk import Reached, is_input, trace_root, walk_back, walk_forward
+from cocodiff_compile.graph.walk import Reached, are_inputs, trace_root, walk_back, walk_forward
 
 
 def explain_orphans(
@@ -59,7 +59,7 @@ def _alone_at_border(left: Sequence[AllToAll], exchanges: Exchanges) -> list[All
 
 
 def _is_at_border(item: AllToAll) -> bool:
-    return is_input(item.source) or any(
+    return are_inputs(walk_back(item.source)) or any(
         way.barrier.op == "output" for way in walk_forward(item.wait)
     )
 

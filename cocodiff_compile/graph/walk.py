@@ -63,11 +63,9 @@ def walk_forward(begin: Node) -> list[Reached]:
     ]
 
 
-def is_input(begin: Node) -> bool:
-    """Whether `begin` is an input of the graph, or made of such without a matmul, an attention or a
-    collective.
-    """
-    return all(reached.barrier.op in ("placeholder", "get_attr") for reached in walk_back(begin))
+def are_inputs(behind: Iterable[Reached]) -> bool:
+    """Whether a walk back met inputs of the graph only: no matmul, attention or collective."""
+    return all(way.barrier.op in ("placeholder", "get_attr") for way in behind)
 
 
 def between(first: Node, last: Node) -> list[Node]:
