@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from cocodiff_compile import __version__
 from cocodiff_compile.bench.command import add_bench
 from cocodiff_compile.doctor.command import add_doctor
 from cocodiff_compile.errors import UserError, need_package
+from cocodiff_compile.given_values import shown
 from cocodiff_compile.lab.command import add_lab
 from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.quality.command import add_quality
@@ -96,7 +98,7 @@ def _run_topology(parsed: argparse.Namespace) -> int:
         if parsed.ranks:
             topology.for_ranks(parsed.ranks)
         _put_out_topology(parsed, topology, notes)
-    except UserError as error:
+    except (UserError, OSError) as error:  # OSError: what is written to --draw or --save
         print(f"cocodiff topology: {error}", file=sys.stderr)
         return 2
     return 0
@@ -111,14 +113,18 @@ def _put_out_topology(parsed: argparse.Namespace, topology: Topology, notes: Seq
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    if re.fullmatch(r"[0-9]{1,18}", text) is None or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number from 1")
     return int(text)
 
 
 def _file_in_a_folder(text: str) -> Path:
     path = Path(text)
-    if not path.absolute().parent.is_dir():
+    try:
+        is_there = path.absolute().parent.is_dir()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: {error.strerror}") from None
+    if not is_there:
         raise argparse.ArgumentTypeError(f"there is no folder {path.absolute().parent}")
     return path
 

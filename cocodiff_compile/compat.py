@@ -37,7 +37,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import optimization_hint, statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint, statically_known_true
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -46,6 +46,7 @@ __all__ = [
     "TESTED_TORCH",
     "CustomGraphPass",
     "FakeTensorMode",
+    "ShapeEnv",
     "ShortenTraceback",
     "TorchDispatchMode",
     "Unsupported",

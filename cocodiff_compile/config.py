@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError, refuse_unknown
+from cocodiff_compile.given_values import (
+    has_text_keys,
+    is_one_of,
+    shown,
+    shown_keys,
+    whole_number,
+)
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.presets import PRESETS
+from cocodiff_compile.topology.read_plain_data import why_no_file
 from cocodiff_compile.v_major.options import VMajorOptions
 
 PASS_NAMES = (
@@ -28,6 +37,9 @@ PASS_NAMES = (
     "split-tapa-phases",
     "schedule-v-first",
 )
+
+MAX_CHUNKS = 1024
+"""More would make a graph of millions of nodes; 2 to 8 are what pays."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,11 @@ class CompileConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:
         """Checks `options` and the environment; an option wins over its variable."""
-        given = dict(options or {})
+        if options is not None and not isinstance(options, Mapping):
+            raise UserError(
+                f"options of backend 'cocodiff' are {shown(options)}; allowed: None, or a dict"
+            )
+        given = {} if options is None else dict(options)
         refuse_unknown(given, fields(cls), "unknown option {} for backend 'cocodiff'")
         checked = {key: _CHECKS[key](value) for key, value in given.items()}
         return cls(**{**_environment_options(), **checked})
@@ -78,23 +94,23 @@ _VARIABLES: dict[str, Callable[[str], object]] = {"debug_dir": str, "disable": _
 
 
 def _refuse(key: str, given: object, allowed: str) -> UserError:
-    return UserError(f"option {key!r} of backend 'cocodiff' is {given!r}; allowed: {allowed}")
+    return UserError(f"option {key!r} of backend 'cocodiff' is {shown(given)}; allowed: {allowed}")
 
 
 def _check_topology(value: object) -> str | Topology:
     allowed = f"'auto', a preset ({', '.join(PRESETS)}), or the path of a topology file"
-    if not isinstance(value, (str, os.PathLike)) or not str(value):
+    path = _path(value)
+    if path is None:
         raise _refuse("topology", value, allowed)
-    source = str(value)
-    if source == "auto" or source in PRESETS:
-        return source
-    if not Path(source).is_file():
-        raise _refuse("topology", source, allowed)
-    return load_topology(Path(source))
+    if is_one_of(value, ("auto", *PRESETS)):
+        return value
+    if reason := why_no_file(path):
+        raise _refuse("topology", value, f"{allowed} ({reason})")
+    return load_topology(path)
 
 
 def _check_tapa(value: object) -> str:
-    if not isinstance(value, str) or value not in ("auto", "on", "off"):
+    if not is_one_of(value, ("auto", "on", "off")):
         raise _refuse("tapa", value, "'auto', 'on', 'off'")
     return value
 
@@ -106,17 +122,18 @@ def _check_v_first(value: object) -> bool:
 
 
 def _check_chunks(option: str, value: object) -> int | str:
-    if value == "auto":
+    if is_one_of(value, ("auto",)):
         return "auto"
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _refuse(option, value, "'auto' or a whole number from 1")
-    return value
+    count = whole_number(value)
+    if count is None or not 1 <= count <= MAX_CHUNKS:
+        raise _refuse(option, value, f"'auto' or a whole number from 1 to {MAX_CHUNKS}")
+    return count
 
 
 def _check_v_major(value: object) -> VMajorOptions | None:
     if value is None or isinstance(value, VMajorOptions):
         return value
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+    if not has_text_keys(value):
         raise _refuse("v_major", value, "None, or a dict with text keys")
     return VMajorOptions.from_mapping(value)
 
@@ -124,29 +141,43 @@ def _check_v_major(value: object) -> VMajorOptions | None:
 def _check_debug_dir(value: object) -> Path | None:
     if value is None:
         return None
-    if not isinstance(value, (str, os.PathLike)) or not str(value):
+    path = _path(value)
+    if path is None:
         raise _refuse("debug_dir", value, "None, or the path of a folder")
-    if Path(value).is_file():
+    if why_no_file(path) == "":
         raise _refuse("debug_dir", value, "None, or the path of a folder; this one is a file")
     try:
-        path = Path(value).expanduser()
+        path = path.expanduser()
         path.mkdir(parents=True, exist_ok=True)
-        path.joinpath(".writable").touch()
-        path.joinpath(".writable").unlink()
-    except (OSError, ValueError) as error:
-        allowed = f"None, or the path of a folder that can be written to ({error})"
+        with tempfile.TemporaryFile(dir=path):
+            return path  # a name of its own: other ranks try the same folder
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~ of an unknown user
+        reason = error.strerror if isinstance(error, OSError) else error
+        allowed = f"None, or the path of a folder that can be written to ({reason})"
         raise _refuse("debug_dir", value, allowed) from None
-    return path
+
+
+def _path(value: object) -> Path | None:
+    """The path that text or a path object stands for; None for anything else, and for nothing."""
+    if not isinstance(value, (str, os.PathLike)):
+        return None
+    try:
+        text = os.fspath(value)
+    except Exception:  # an object's own __fspath__ may raise anything
+        return None
+    return Path(text) if isinstance(text, str) and text else None
 
 
 def _check_disable(value: object) -> tuple[str, ...]:
     allowed = f"a list of pass names: {', '.join(PASS_NAMES)}"
     if isinstance(value, str) or not isinstance(value, (Sequence, set, frozenset)):
         raise _refuse("disable", value, allowed)
-    unknown = sorted(str(name) for name in value if name not in PASS_NAMES)
+    given = list(value)
+    unknown = [name for name in given if not is_one_of(name, PASS_NAMES)]
     if unknown:
-        raise _refuse("disable", value, f"{allowed} (not known: {', '.join(unknown)})")
-    return tuple(name for name in PASS_NAMES if name in value)
+        named = shown_keys(sorted(unknown, key=shown))
+        raise _refuse("disable", value, f"{allowed} (not known: {named})")
+    return tuple(name for name in PASS_NAMES if name in given)
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {

@@ -13,6 +13,7 @@ from dataclasses import Field
 from typing import Any
 
 from cocodiff_compile.compat import ShortenTraceback
+from cocodiff_compile.given_values import is_one_of, shown
 
 
 class UserError(ShortenTraceback, ValueError):
@@ -45,7 +46,7 @@ def refuse_unknown(given: Iterable[object], allowed: Iterable[Field[Any]], messa
     """A key that is no field's name is an error; `message` has a place for the key."""
     names = [field.name for field in allowed]
     for key in given:
-        if key not in names:
-            close = difflib.get_close_matches(str(key), names, n=1)
+        if not is_one_of(key, names):
+            close = difflib.get_close_matches(shown(key)[:80], names, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise UserError(f"{message.format(repr(key))}{hint}; allowed: {', '.join(names)}")
+            raise UserError(f"{message.format(shown(key))}{hint}; allowed: {', '.join(names)}")

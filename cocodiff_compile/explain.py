@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch.fx import GraphModule
 
 from cocodiff_compile.backends.cocodiff import compile_graph
-from cocodiff_compile.compat import FakeTensorMode, make_boxed_func
+from cocodiff_compile.compat import FakeTensorMode, ShapeEnv, make_boxed_func
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.graph.records import Declined, UlyssesSite
@@ -93,7 +93,8 @@ def _stand_in(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) 
     """A callable with the graph's signature that returns zeros instead of computing."""
 
     def call(*args: Any) -> Any:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # Loops need symbols for what they do not know, sizes of inputs are known.
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
         fake_args = pytree.tree_map_only(torch.Tensor, mode.from_tensor, args)
         with mode:
             fakes = gm.forward(*fake_args)

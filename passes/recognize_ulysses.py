@@ -4,7 +4,10 @@ Needs     a functional ATen inference graph with values on its nodes.
 Rewrites  nothing.
 Keeps     the graph, to the letter.
 Declines  an attention that has some of its exchanges but is not Ulysses as drawn below, with the
-          values that speak against it. All-to-alls that no attention touches (experts, rings) are
+          values that speak against it. An attention whose operands are inputs of the graph, on
+          several ranks: what exchanges them may lie behind a graph break. An exchange that is cut
+          off from its attention by the border of the graph, is another op than all_to_all_single,
+          or lies in a branch or a loop. All-to-alls that no attention touches (experts, rings) are
           reported as unrelated and left alone.
 
     q  projection(s) -> [norm, RoPE] -> pack -> all_to_all -> wait -> unpack --+
@@ -25,14 +28,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import distributed as dist
 from torch.fx import Graph
 
 from cocodiff_compile.graph.attention_cores import find_attention_cores
 from cocodiff_compile.graph.exchanges import Exchanges, Surroundings
 from cocodiff_compile.graph.independent_work import with_independent_work
+from cocodiff_compile.graph.module_path import module_path_of
 from cocodiff_compile.graph.orphan_exchanges import explain_orphans
+from cocodiff_compile.graph.other_exchanges import decline_other_exchanges
 from cocodiff_compile.graph.pipeline import PassResult
 from cocodiff_compile.graph.records import Declined, Recognition, UlyssesSite
+from cocodiff_compile.graph.refusals import OUTSIDE
 from cocodiff_compile.graph.ulysses_match import match_site
 
 
@@ -49,16 +56,19 @@ class RecognizeUlysses:
 def recognize(graph: Graph) -> Recognition:
     """All Ulysses attentions of `graph`. Takes time linear in the graph and leaves it untouched."""
     exchanges = Exchanges.of(graph)
-    if not exchanges.by_start:
-        return Recognition()
+    declined = decline_other_exchanges(graph)
+    if not exchanges.by_start and not _has_ranks():
+        return Recognition(declined=tuple(declined))
     sites: list[UlyssesSite] = []
-    declined: list[Declined] = []
     orphans = dict(exchanges.by_start)
     for core in find_attention_cores(graph):
         around = Surroundings.of(core, exchanges)
         touched = around.all_to_alls(exchanges)
         if not touched:
-            continue  # a local attention: nothing crosses the network
+            # Else a local attention: nothing crosses the network.
+            if _has_ranks() and around.from_outside == {"q", "k", "v"}:
+                declined.append(Declined(core.nodes[0], OUTSIDE, module_path_of(core.nodes)))
+            continue
         for all_to_all in touched:
             orphans.pop(all_to_all.start, None)
         found = match_site(core, around, exchanges, index=len(sites))
@@ -72,3 +82,8 @@ def recognize(graph: Graph) -> Recognition:
         declined=(*declined, *unknown),
         unrelated=tuple(unrelated),
     )
+
+
+def _has_ranks() -> bool:
+    """Whether there is anybody to exchange with."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

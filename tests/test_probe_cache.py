@@ -15,6 +15,7 @@ from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.probe_cache import cache_key, file_of, load, probe_wanted, save
 
 PLACES = [RankPlace("a")] * 4
+MACHINE = detect(PLACES).topology
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +29,9 @@ def _topology() -> Topology:
 
 
 def test_what_was_saved_is_loaded_bit_for_bit() -> None:
-    assert load("k") is None
+    assert load("k", MACHINE) is None
     save("k", _topology())
-    assert load("k") == _topology()
+    assert load("k", MACHINE) == _topology()
     assert [file.name for file in file_of("k").parent.iterdir()] == ["probe-k.json"]
 
 
@@ -38,17 +39,17 @@ def test_what_was_saved_is_loaded_bit_for_bit() -> None:
 def test_a_corrupt_file_is_none_and_is_rewritten(text: str) -> None:
     save("k", _topology())
     file_of("k").write_text(text)
-    assert load("k") is None
+    assert load("k", MACHINE) is None
     save("k", _topology())
-    assert load("k") == _topology()
+    assert load("k", MACHINE) == _topology()
 
 
 def test_a_file_with_a_wrong_measurement_is_none() -> None:
     save("k", _topology())
     file_of("k").write_text(file_of("k").read_text().replace("1000000.0", "-1"))
-    assert load("k") is None
+    assert load("k", MACHINE) is None
     file_of("k").write_text('{"name": 1, "copy_bytes_per_s": 1, "links": {}, "measured": 5}')
-    assert load("k") is None
+    assert load("k", MACHINE) is None
 
 
 def test_a_folder_that_cannot_be_made_is_said_once(
@@ -58,7 +59,7 @@ def test_a_folder_that_cannot_be_made_is_said_once(
     (tmp_path / "cache").write_text("a file")
     save("k", _topology())
     save("k", _topology())
-    assert load("k") is None
+    assert load("k", MACHINE) is None
     assert caplog.text.count("cannot be kept") == 1
 
 

@@ -103,7 +103,7 @@ def _load(path: Path) -> dict[str, Any]:
 
     try:
         data: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise UserError(f"{path} is no result of this version of cocodiff bench")

@@ -6,8 +6,9 @@ The only file that knows where an op keeps which argument. Everything else asks 
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +37,26 @@ FUSED_ATTENTION = frozenset(
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_fused_attention_overrideable.default,
-        torch.ops.higher_order.flex_attention,
     }
 )
 """Attention as one op: query, key, value [B, H, N, D] in, [B, H, N, D] out, alone or as first."""
 
+UNSUPPORTED_ATTENTION: Mapping[Any, str] = {
+    torch.ops.higher_order.flex_attention: (
+        "flex_attention is not supported: its score_mod and block_mask may read the index of a "
+        "head or of a token; use torch's scaled_dot_product_attention"
+    ),
+}
+"""Attention as one op with operands as above, which no pass may touch; and why. It has no schema:
+`bound` does not read it.
+"""
+
+ATTENTION = FUSED_ATTENTION | UNSUPPORTED_ATTENTION.keys()
+
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
 PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
 MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
-_HEAVY = MATMUL | FUSED_ATTENTION
+_HEAVY = MATMUL | ATTENTION
 SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
 
 SLICING = frozenset(
@@ -229,6 +241,32 @@ def is_collective(node: Node) -> bool:
     )
 
 
+def is_all_to_all(node: Node) -> bool:
+    """Whether a node is an all-to-all by any op, of torch or of somebody else: `ALL_TO_ALL`,
+    `_dtensor.shard_dim_alltoall`, or whatever calls itself so.
+    """
+    return isinstance(node.target, torch._ops.OpOverload) and _is_named_all_to_all(node.target)
+
+
+@functools.cache
+def _is_named_all_to_all(target: torch._ops.OpOverload) -> bool:
+    name = target._schema.name.split("::")[-1].lower().replace("_", "")
+    return "alltoall" in name or "all2all" in name
+
+
+_COMMUNICATING = frozenset({"c10d", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+"""Namespaces of collectives that wait for themselves, beside `_c10d_functional`."""
+
+
+def communicates(node: Node) -> bool:
+    """Whether a node is a collective of any kind, with a wait or without."""
+    return (
+        is_collective(node)
+        or is_all_to_all(node)
+        or getattr(node.target, "namespace", "") in _COMMUNICATING
+    )
+
+
 def collectives_by_group(graph: Graph) -> dict[str, list[Node]]:
     """The collectives of a graph, in its order, by the name of the group they run over."""
     found: dict[str, list[Node]] = {}
@@ -310,11 +348,17 @@ class FusedAttention:
     is_causal: bool
 
 
+def attention_operands(node: Node) -> tuple[Node, Node, Node]:
+    """Query, key and value of any op in `ATTENTION`."""
+    if node.target in UNSUPPORTED_ATTENTION:
+        query, key, value = node.args[:3]
+        return query, key, value  # type: ignore[return-value]
+    parsed = parse_fused_attention(node)
+    return parsed.query, parsed.key, parsed.value
+
+
 def parse_fused_attention(node: Node) -> FusedAttention:
     """Operands of any op in `FUSED_ATTENTION`."""
-    if node.target is torch.ops.higher_order.flex_attention:
-        query, key, value = node.args[:3]
-        return FusedAttention(query, key, value, mask=None, is_causal=False)  # type: ignore[arg-type]
     arguments = bound(node)
     mask = arguments.get("attn_mask", arguments.get("attn_bias"))
     return FusedAttention(

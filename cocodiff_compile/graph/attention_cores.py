@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.fx import Graph, Node
@@ -10,7 +11,9 @@ from torch.fx import Graph, Node
 from cocodiff_compile.graph.aten import (
     BATCHED_MATMUL,
     FUSED_ATTENTION,
+    UNSUPPORTED_ATTENTION,
     added_mask,
+    attention_operands,
     is_softmax,
     is_tensor,
     matmul_operands,
@@ -43,6 +46,8 @@ class AttentionCore:
     output_token_dim: int
     mask: Node | None
     is_causal: bool
+    unsupported: str = ""
+    """Why no pass may touch it, whatever is around it."""
 
 
 def find_attention_cores(graph: Graph) -> list[AttentionCore]:
@@ -53,6 +58,8 @@ def find_attention_cores(graph: Graph) -> list[AttentionCore]:
             continue
         if node.target in FUSED_ATTENTION:
             cores.append(_fused_core(node))
+        elif node.target in UNSUPPORTED_ATTENTION:
+            cores.append(_unsupported_core(node))
         elif node.target in BATCHED_MATMUL and (core := _decomposed_core(node)) is not None:
             cores.append(core)
     return cores
@@ -60,26 +67,34 @@ def find_attention_cores(graph: Graph) -> list[AttentionCore]:
 
 def _fused_core(node: Node) -> AttentionCore:
     parsed = parse_fused_attention(node)
+    return replace(_one_op_core(node), mask=parsed.mask, is_causal=parsed.is_causal)
+
+
+def _unsupported_core(node: Node) -> AttentionCore:
+    return replace(_one_op_core(node), unsupported=UNSUPPORTED_ATTENTION[node.target])
+
+
+def _one_op_core(node: Node) -> AttentionCore:
     q, k, v = (
         Operand(operand, head_dim=1, token_dim=2, size_dim=3)
-        for operand in (parsed.query, parsed.key, parsed.value)
+        for operand in attention_operands(node)
     )
-    output = node if is_tensor(node) else _first_result(node)
     return AttentionCore(
         form="fused",
         nodes=(node,),
         q=q,
         k=k,
         v=v,
-        output=output,
+        output=node if is_tensor(node) else _first_result(node),
         output_token_dim=2,
-        mask=parsed.mask,
-        is_causal=parsed.is_causal,
+        mask=None,
+        is_causal=False,
     )
 
 
 def _first_result(node: Node) -> Node:
-    return next((user for user in node.users if user.args[1] == 0), node)
+    firsts = (u for u in node.users if u.target is operator.getitem and u.args[1] == 0)
+    return next(firsts, node)
 
 
 def _decomposed_core(second: Node) -> AttentionCore | None:

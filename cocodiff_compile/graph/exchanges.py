@@ -18,7 +18,7 @@ from cocodiff_compile.graph.aten import (
 from cocodiff_compile.graph.attention_cores import AttentionCore, Operand
 from cocodiff_compile.graph.parts import rejoined
 from cocodiff_compile.graph.records import Role
-from cocodiff_compile.graph.walk import Reached, walk_back, walk_forward
+from cocodiff_compile.graph.walk import Reached, are_inputs, walk_back, walk_forward
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,22 @@ class Surroundings:
     """Where another collective stands between a role and its exchange: that collective."""
     behind: tuple[AllToAll, ...]
     """The exchanges behind those collectives."""
+    from_outside: frozenset[Role]
+    """Roles that nothing in the graph computes but what is light: they are inputs of it."""
+    leaves_graph: bool
+    """Whether the result is an output of the graph."""
 
     @classmethod
     def of(cls, core: AttentionCore, exchanges: Exchanges) -> Surroundings:
         ways_in: dict[Role, list[Reached]] = {}
         collectives: dict[Role, Node] = {}
         behind: list[AllToAll] = []
+        from_outside: set[Role] = set()
         operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
         for role, operand in operands.items():
             reached = walk_back(operand.node)
+            if are_inputs(reached):
+                from_outside.add(role)
             ways_in[role] = [way for way in reached if way.barrier in exchanges.by_wait]
             for collective in _other_collectives(reached, exchanges):
                 ways = walk_back(collective.all_input_nodes[0])
@@ -61,8 +68,15 @@ class Surroundings:
                 if found:
                     collectives.setdefault(role, collective)
                     behind += [exchanges.by_wait[wait] for wait in found]
-        ways_out = [way for way in walk_forward(core.output) if way.barrier in exchanges.by_start]
-        return cls(ways_in, ways_out, collectives, tuple(behind))
+        ahead = walk_forward(core.output)
+        return cls(
+            ways_in,
+            [way for way in ahead if way.barrier in exchanges.by_start],
+            collectives,
+            tuple(behind),
+            frozenset(from_outside),
+            any(way.barrier.op == "output" for way in ahead),
+        )
 
     def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
         """Every exchange that touches this attention, once, ways in first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from torch.fx import Node
 
@@ -12,7 +12,7 @@ from cocodiff_compile.graph.exchanges import Exchanges, before_views, view_path
 from cocodiff_compile.graph.layout import LayoutUnknown
 from cocodiff_compile.graph.module_path import module_path_of
 from cocodiff_compile.graph.records import Declined
-from cocodiff_compile.graph.walk import Reached, trace_root, walk_back, walk_forward
+from cocodiff_compile.graph.walk import Reached, are_inputs, trace_root, walk_back, walk_forward
 
 
 def explain_orphans(
@@ -29,8 +29,39 @@ def explain_orphans(
             continue  # the way out of an exchange declined before
         if reason := _orphan_reason(item, exchanges, unclaimed):
             declined.append(Declined(item.start, reason, module_path_of([item.start])))
-            explained |= {item.start, *_starts_ahead(item, exchanges)}
-    return declined, [item.start for item in orphans if item.start not in explained]
+            explained |= {item.start, *_starts_ahead(item, exchanges, BATCHED_MATMUL)}
+    left = [item for item in orphans if item.start not in explained]
+    for item in _alone_at_border(left, exchanges):
+        declined.append(Declined(item.start, _AT_BORDER, module_path_of([item.start])))
+        explained.add(item.start)
+    return declined, [item.start for item in left if item.start not in explained]
+
+
+_AT_BORDER = (
+    "what is exchanged comes from outside of this graph, or leaves it, and nothing in it exchanges "
+    "it back: if an attention is on the other side, a graph break parts them, `fullgraph=True` "
+    "shows where"
+)
+
+
+def _alone_at_border(left: Sequence[AllToAll], exchanges: Exchanges) -> list[AllToAll]:
+    """Those that send inputs of the graph or return outputs of it, and that no other one of `left`
+    belongs to: experts send their tokens back.
+    """
+    starts = {item.start for item in left}
+    ahead = {item.start: _starts_ahead(item, exchanges, MATMUL) & starts for item in left}
+    behind = set().union(*ahead.values())
+    return [
+        item
+        for item in left
+        if not ahead[item.start] and item.start not in behind and _is_at_border(item)
+    ]
+
+
+def _is_at_border(item: AllToAll) -> bool:
+    return are_inputs(walk_back(item.source)) or any(
+        way.barrier.op == "output" for way in walk_forward(item.wait)
+    )
 
 
 def _orphan_reason(item: AllToAll, exchanges: Exchanges, unclaimed: set[Node]) -> str:
@@ -45,6 +76,8 @@ def _orphan_reason(item: AllToAll, exchanges: Exchanges, unclaimed: set[Node]) -
             "the exchanged tensor leaves the graph before any attention reads it; a graph break "
             "stands between them, `fullgraph=True` shows where"
         )
+    if _is_at_border(item):
+        return _AT_BORDER
     return (
         "heads are exchanged, but what reads them is no attention this pass knows: a softmax "
         "between two batched matmuls, or one of torch's attention ops"
@@ -62,8 +95,12 @@ def _between_exchanges(way: Reached, other: AllToAll, is_unclaimed: bool) -> str
     )
 
 
-def _starts_ahead(item: AllToAll, exchanges: Exchanges, matmuls: int = 3) -> set[Node]:
-    """Exchanges over the same group that the data reach through at most `matmuls` matmuls."""
+def _starts_ahead(
+    item: AllToAll, exchanges: Exchanges, through: Set[object], matmuls: int = 3
+) -> set[Node]:
+    """Exchanges over the same group that the data reach through at most `matmuls` matmuls, all of
+    them ops of `through`.
+    """
     found: set[Node] = set()
     begin = [item.wait]
     for _ in range(matmuls + 1):
@@ -72,7 +109,7 @@ def _starts_ahead(item: AllToAll, exchanges: Exchanges, matmuls: int = 3) -> set
         found |= {start.start for start in starts if start.group == item.group}
         if found:
             break
-        begin = [node for node in barriers if node.target in BATCHED_MATMUL]
+        begin = [node for node in barriers if node.target in through]
     return found
 
 

@@ -11,6 +11,14 @@ from cocodiff_compile.graph.exchanges import Surroundings
 
 ROLE_NAMES = {"q": "query", "k": "key", "v": "value", "o": "result"}
 
+GRAPH_BREAK = "if its exchange is there, a graph break parts them, `fullgraph=True` shows where"
+
+OUTSIDE = (
+    "query, key and value of this attention come from outside of this graph: if they are exchanged "
+    "there, a graph break parts them, as torch.distributed.all_to_all with lists makes one; "
+    "`fullgraph=True` shows where"
+)
+
 
 class Refused(Exception):
     """This attention is no Ulysses we can take; carries the guilty node and the reason."""
@@ -25,7 +33,10 @@ def refuse_missing(core: AttentionCore, around: Surroundings) -> None:
     for role, ways in around.ways_in.items():
         name = ROLE_NAMES[role]
         if not ways:
-            raise Refused(core.nodes[0], _why_missing(name, around.collectives.get(role)))
+            raise Refused(
+                core.nodes[0],
+                _why_missing(name, around.collectives.get(role), role in around.from_outside),
+            )
         if len(ways) > 1:
             names = ", ".join(way.barrier.name for way in ways)
             raise Refused(
@@ -34,8 +45,10 @@ def refuse_missing(core: AttentionCore, around: Surroundings) -> None:
                 "join its parts before one exchange",
             )
     if not around.ways_out:
+        leaves = f"; it leaves the graph: {GRAPH_BREAK}" if around.leaves_graph else ""
         raise Refused(
-            core.output, "the result of this attention is not exchanged back by an all-to-all"
+            core.output,
+            f"the result of this attention is not exchanged back by an all-to-all{leaves}",
         )
     if len(around.ways_out) > 1:
         names = ", ".join(way.barrier.name for way in around.ways_out)
@@ -45,12 +58,17 @@ def refuse_missing(core: AttentionCore, around: Surroundings) -> None:
         )
 
 
-def _why_missing(name: str, collective: Node | None) -> str:
+def _why_missing(name: str, collective: Node | None, is_from_outside: bool) -> str:
     if collective is not None:
         return (
             f"between an exchange and the {name} of this attention stands {collective.target} "
             f"over group {bound(collective).get('group_name')!r}; Ulysses together with ring or "
             "gathered attention is not supported"
+        )
+    if is_from_outside:
+        return (
+            f"the {name} of this attention comes from no all-to-all of this graph, other parts of "
+            f"it do; it comes from outside: {GRAPH_BREAK}"
         )
     return (
         f"the {name} of this attention comes from no all-to-all, other parts of it do; exchange "

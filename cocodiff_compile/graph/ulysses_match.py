@@ -53,6 +53,8 @@ def match_site(
 def _site(
     core: AttentionCore, around: Surroundings, exchanges: Exchanges, index: int
 ) -> UlyssesSite:
+    if core.unsupported:
+        raise Refused(core.nodes[0], core.unsupported)
     refuse_missing(core, around)
     ranks = common_ranks(around.all_to_alls(exchanges))
     q, k, v = (

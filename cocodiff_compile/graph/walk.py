@@ -13,7 +13,7 @@ from torch.fx import Node
 from cocodiff_compile.graph import layout
 from cocodiff_compile.graph.aten import (
     WAIT,
-    is_collective,
+    communicates,
     is_concatenation,
     is_heavy,
     is_number,
@@ -29,9 +29,7 @@ MAX_NODES_PER_WALK = 4096
 
 def is_barrier(node: Node) -> bool:
     """Where a walk ends: heavy compute, communication, and the borders of the graph."""
-    return (
-        node.op != "call_function" or is_heavy(node) or node.target is WAIT or is_collective(node)
-    )
+    return node.op != "call_function" or is_heavy(node) or node.target is WAIT or communicates(node)
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,11 @@ def walk_forward(begin: Node) -> list[Reached]:
         for barrier in came_from
         if is_barrier(barrier)
     ]
+
+
+def are_inputs(behind: Iterable[Reached]) -> bool:
+    """Whether a walk back met inputs of the graph only: no matmul, attention or collective."""
+    return all(way.barrier.op in ("placeholder", "get_attr") for way in behind)
 
 
 def between(first: Node, last: Node) -> list[Node]:

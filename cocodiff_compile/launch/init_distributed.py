@@ -23,7 +23,12 @@ from cocodiff_compile.backends.installed import (
     why_not_legacy,
 )
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.launch.launchers import RANK_VARIABLES, adopt_launcher, find_launch
+from cocodiff_compile.launch.launchers import (
+    RANK_VARIABLES,
+    adopt_launcher,
+    find_launch,
+    local_rank_of,
+)
 from cocodiff_compile.say_once import say_once
 
 log = logging.getLogger(__name__)
@@ -66,7 +71,7 @@ def rank_device(asked: str | None = None) -> torch.device:
     if kind.name == "cpu":
         return torch.device("cpu")
     launch = find_launch(os.environ)
-    local_rank = launch.local_rank if launch else int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = launch.local_rank if launch else local_rank_of(os.environ)
     return torch.device(kind.name, kind.index_of(local_rank, installed.device_counts[kind.name]))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.given_values import shown
 from cocodiff_compile.launch.meeting_point import meeting_point
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -109,9 +110,14 @@ def _refuse_half(words: _Words, environment: Mapping[str, str], names: tuple[str
         )
 
 
+def local_rank_of(environment: Mapping[str, str]) -> int:
+    """What `LOCAL_RANK` says to a process that no launcher started, 0 if nothing."""
+    return _number({"LOCAL_RANK": "0", **environment}, "LOCAL_RANK")
+
+
 def _number(environment: Mapping[str, str], name: str) -> int:
-    if not environment[name].isdecimal():
-        raise UserError(f"environment variable {name}={environment[name]!r} is no number")
+    if re.fullmatch(r"[0-9]{1,9}", environment[name]) is None:
+        raise UserError(f"environment variable {name}={shown(environment[name])} is no number")
     return int(environment[name])
 
 
@@ -120,13 +126,15 @@ def _ranks_here(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
         if match is None:
-            raise UserError(f"environment variable {name}={text!r} is no number of ranks per node")
+            raise UserError(
+                f"environment variable {name}={shown(text)} is no number of ranks per node"
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     if len(counts) == 1:
         return counts[0]
-    node = int(environment.get("SLURM_NODEID", "0"))
+    node = _number({"SLURM_NODEID": "0", **environment}, "SLURM_NODEID")
     return counts[node] if node < len(counts) else counts[-1]
 
 

@@ -10,7 +10,13 @@ import re
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import FUSED_ATTENTION, WAIT, is_collective, is_heavy
+from cocodiff_compile.graph.aten import (
+    FUSED_ATTENTION,
+    UNSUPPORTED_ATTENTION,
+    WAIT,
+    is_collective,
+    is_heavy,
+)
 from cocodiff_compile.schedule.graph_tasks import is_anchor
 
 _MATMUL, _ATTENTION, _WAIT = "matmul", "attention", "wait"
@@ -34,6 +40,8 @@ def _kind(node: Node) -> str:
         return _collective(str(node.target).split(".")[1])
     if node.target in FUSED_ATTENTION:
         return _ATTENTION
+    if node.target in UNSUPPORTED_ATTENTION:
+        return "effect"  # generated as a kernel, under a name that is not known here
     return _MATMUL if is_heavy(node) else "effect"
 
 

@@ -8,15 +8,15 @@ from torch.fx import Node
 
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.graph.aten import (
-    FUSED_ATTENTION,
+    ATTENTION,
     aten,
+    attention_operands,
     base_of,
     bound,
     is_alias,
     is_heavy,
     is_tensor,
     matmul_operands,
-    parse_fused_attention,
     readers_of,
     shape_of,
     value_of,
@@ -37,7 +37,7 @@ def hinted_bytes(node: Node) -> int:
 
 def heavy_seconds(node: Node, device: Device) -> float:
     """Of a matmul, a convolution or an attention: its arithmetic, or its memory if that is more."""
-    if node.target in FUSED_ATTENTION:
+    if node.target in ATTENTION:
         arithmetic_s = device.attention_seconds(_attention_flops(node))
     else:
         arithmetic_s = device.matmul_seconds(_matmul_flops(node))
@@ -46,8 +46,7 @@ def heavy_seconds(node: Node, device: Device) -> float:
 
 
 def _attention_flops(node: Node) -> float:
-    attention = parse_fused_attention(node)
-    query, key, value = map(hinted_shape, (attention.query, attention.key, attention.value))
+    query, key, value = map(hinted_shape, attention_operands(node))
     return 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.given_values import shown
 
 
 def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,8 +46,8 @@ def run_simulate(parsed: argparse.Namespace) -> int:
 def parse_nodes(text: str) -> tuple[int, ...]:
     """`1,2,4` as numbers."""
     parts = text.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"--nodes is {text!r}; allowed: whole numbers from 1, such as 1,2,4,8")
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
+        raise UserError(f"--nodes is {shown(text)}; allowed: whole numbers from 1, such as 1,2,4,8")
     return tuple(dict.fromkeys(map(int, parts)))
 
 

@@ -27,7 +27,7 @@ from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.graph.aten import (
     ALL_GATHER,
     ALL_TO_ALL,
-    FUSED_ATTENTION,
+    ATTENTION,
     WAIT,
     base_of,
     is_alias_op,
@@ -54,7 +54,7 @@ class Call:
 
     @property
     def is_attention(self) -> bool:
-        return self.target in FUSED_ATTENTION
+        return self.target in ATTENTION
 
     @property
     def is_matmul(self) -> bool:
@@ -158,7 +158,7 @@ def graph_program(graph: Graph, device: Device, topology: Topology) -> Program:
 
 def _call_of(node: Node) -> Call:
     args, kwargs = pytree.tree_map_only(
-        Node, lambda item: item.meta["val"], (node.args, node.kwargs)
+        Node, lambda item: item.meta.get("val"), (node.args, node.kwargs)
     )
     return Call(node.target, args, kwargs, node.meta.get("val"))
 

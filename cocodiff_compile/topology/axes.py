@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 
+MAX_RANKS = 1 << 20
+MAX_AXES = 6
+"""Plans are tried one by one, and there are about 3 to the power of the axes."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -52,6 +56,13 @@ class Topology:
     """What was measured on the live machine; stands in for the links where it is there."""
 
     def __post_init__(self) -> None:
+        if len(self.axes) > MAX_AXES:
+            raise UserError(
+                f"topology {self.name!r} has {len(self.axes)} axes; allowed: {MAX_AXES}; make one "
+                "axis of those that are joined alike"
+            )
+        if self.num_ranks > MAX_RANKS:
+            raise UserError(f"topology {self.name!r} has more than {MAX_RANKS} ranks")
         for phase in self.measured:
             for name in phase.axes:
                 self.axis(name)

@@ -32,6 +32,7 @@ INK, RANK_FILL = "#1f2937", "#ffffff"
 LANDSCAPE = 1.7
 """Width to height that the arrangement of boxes aims at."""
 MIN_WIDTH = 20.0
+MAX_DRAWN_RANKS = 4096
 GAP, HEADER, BAR = 0.45, 0.75, 0.8
 """In widths of a rank's square: around boxes, for their names, for the bar below a row."""
 
@@ -60,6 +61,8 @@ def draw_topology(topology: Topology, path: Path) -> None:
     """Writes the picture; the suffix of `path` says in which format."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"cannot draw to {path}; allowed: a name that ends in .png or .svg")
+    if topology.num_ranks > MAX_DRAWN_RANKS:
+        raise UserError(f"cannot draw {topology.num_ranks} ranks; allowed: {MAX_DRAWN_RANKS}")
     try:
         from matplotlib import rc_context  # noqa: PLC0415  (optional)
         from matplotlib.figure import Figure  # noqa: PLC0415

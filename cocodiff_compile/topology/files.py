@@ -17,6 +17,9 @@ then an axis of that name:
       - {link: pcie, ranks: [2, 3]}
       - {link: ethernet, ranks: 0-3}
 
+How much a file may hold is bounded (`read_plain_data.py`, and the limits below), so that whatever
+it says is understood or refused within a second.
+
 Optional per link: `both_ways_bytes_per_s` (twice one way), `ranks_per_link` (1),
 `unaligned_from_bytes` (never). Optional beside `axes`: `measured`, a list of
 `{axes: [tile], points: [[bytes per rank, seconds], ...]}`, which `cocodiff topology auto --save`
@@ -26,7 +29,6 @@ time that each of four exchanges at once takes.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -34,9 +36,17 @@ from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.topology.axes import Axis, Link, Topology
+from cocodiff_compile.given_values import (
+    has_text_keys,
+    number,
+    shown,
+    shown_keys,
+    whole_number,
+)
+from cocodiff_compile.topology.axes import MAX_RANKS, Axis, Link, Topology
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.rank_graph import Box, fold, graph_of_boxes
+from cocodiff_compile.topology.read_plain_data import read_plain_data
 
 _LINK_FIELDS = (
     "bytes_per_s",
@@ -46,13 +56,19 @@ _LINK_FIELDS = (
     "unaligned_from_bytes",
 )
 
+LEAST, MOST = 1e-30, 1e30
+MAX_NAME = 100
+MAX_LINKS = 64
+MAX_LISTED_RANKS = 16_384
+"""Of all boxes together; they are folded into axes within a second."""
+
 
 def load_topology(path: Path) -> Topology:
     """The topology in a file; a `UserError` names the file, the field and what is allowed."""
     try:
-        return parse_topology(_read(path))
+        return parse_topology(read_plain_data(path))
     except UserError as error:
-        raise UserError(f"topology file {path}: {error}") from None
+        raise UserError(f"topology file {shown(str(path))[1:-1]}: {error}") from None
 
 
 def parse_topology(data: object) -> Topology:
@@ -61,15 +77,17 @@ def parse_topology(data: object) -> Topology:
     needed = ("name", "copy_bytes_per_s", "links", form)
     fields = _mapping("the file", data, needed, optional=("measured",) if form == "axes" else ())
     named = _mapping("links", fields["links"])
-    links = {str(name): _link(str(name), value) for name, value in named.items()}
+    if len(named) > MAX_LINKS:
+        raise UserError(f"links has {len(named)} entries; allowed: {MAX_LINKS}")
+    links = {name: _link(name, value) for name, value in named.items()}
     copy_bytes_per_s = _positive("copy_bytes_per_s", fields["copy_bytes_per_s"])
-    name = str(fields["name"])
+    name = _name("name", fields["name"])
     if form == "boxes":
-        boxes = [_box(number, box, links) for number, box in enumerate(_list(fields, "boxes"))]
+        boxes = _boxes(_list(fields, "boxes"), links)
         _refuse_rank_twice(boxes)
         ranks = sorted({rank for box in boxes for rank in box.ranks})
         return fold(graph_of_boxes(name, copy_bytes_per_s, ranks, boxes))
-    axes = tuple(_axis(number, axis, links) for number, axis in enumerate(_list(fields, "axes")))
+    axes = tuple(_axis(place, axis, links) for place, axis in enumerate(_list(fields, "axes")))
     _refuse_name_twice(axes)
     measured = tuple(map(_measured, _list({"measured": [], **fields}, "measured", 0)))
     return Topology(name, axes, copy_bytes_per_s, measured)
@@ -103,39 +121,17 @@ def topology_data(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> object:
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}") from None
-    try:
-        return json.loads(text) if path.suffix == ".json" else _load_yaml(text)
-    except ValueError as error:
-        raise UserError(f"cannot be parsed: {error}") from None
-
-
-def _load_yaml(text: str) -> object:
-    try:
-        import yaml  # noqa: PLC0415  (optional: JSON needs nothing)
-    except ImportError:
-        raise UserError("YAML needs `pip install pyyaml`; JSON does not") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-
-
 def _mapping(
     what: str, value: object, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()
 ) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{what} is {value!r}; allowed: a mapping with text keys")
+    if not has_text_keys(value):
+        raise UserError(f"{what} is {shown(value)}; allowed: a mapping with text keys")
     missing = [name for name in required if name not in value]
     unknown = [name for name in value if required and name not in (*required, *optional)]
     if missing or unknown:
         more = f"; optional: {', '.join(optional)}" if optional else ""
         raise UserError(
-            f"{what} has the keys {', '.join(map(str, value))}; needed: {', '.join(required)}{more}"
+            f"{what} has the keys {shown_keys(value)}; needed: {', '.join(required)}{more}"
         )
     return value
 
@@ -144,55 +140,93 @@ def _list(fields: Mapping[str, Any], key: str, at_least: int = 1) -> list[object
     value = fields[key]
     if not isinstance(value, list) or len(value) < at_least:
         order = ", innermost first" if key == "axes" else ""
-        raise UserError(f"{key} is {value!r}; allowed: a list of {key}{order}")
+        raise UserError(f"{key} is {shown(value)}; allowed: a list of {key}{order}")
     return value
 
 
-def _link(name: str, value: object) -> Link:
+def _name(what: str, value: object) -> str:
+    """Text that can be printed in a line; a number, which YAML makes of `12`, stands for itself."""
+    whole = whole_number(value)
+    text = str(whole) if whole is not None and 0 <= whole < MAX_RANKS else value
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_NAME or not text.isprintable():
+        raise UserError(
+            f"{what} is {shown(value)}; allowed: text of 1 to {MAX_NAME} printable characters"
+        )
+    return text
+
+
+def _link(key: str, value: object) -> Link:
+    name = _name("a name in links", key)
     fields = _mapping(f"link {name!r}", value)
-    unknown = [key for key in fields if key not in _LINK_FIELDS]
+    unknown = [field for field in fields if field not in _LINK_FIELDS]
     if unknown or "bytes_per_s" not in fields or "latency_s" not in fields:
         raise UserError(
-            f"link {name!r} has the keys {', '.join(map(str, fields))}; needed: bytes_per_s, "
+            f"link {name!r} has the keys {shown_keys(fields)}; needed: bytes_per_s, "
             f"latency_s; allowed: {', '.join(_LINK_FIELDS)}"
         )
-    numbers = {key: _positive(f"{key} of link {name!r}", fields[key]) for key in fields}
-    numbers.setdefault("both_ways_bytes_per_s", 2 * numbers["bytes_per_s"])
+    numbers = {field: _positive(f"{field} of link {name!r}", fields[field]) for field in fields}
+    numbers.setdefault("both_ways_bytes_per_s", min(2 * numbers["bytes_per_s"], MOST))
     return Link(name, **numbers)
 
 
-def _axis(number: int, value: object, links: Mapping[str, Link]) -> Axis:
-    fields = _mapping(f"axis {number}", value, ("name", "size", "link"))
-    size = fields["size"]
-    if isinstance(size, bool) or not isinstance(size, int) or size < 2:
-        raise UserError(f"size of axis {number} is {size!r}; allowed: a whole number from 2")
-    return Axis(str(fields["name"]), size, _known_link(f"axis {number}", fields["link"], links))
+def _axis(place: int, value: object, links: Mapping[str, Link]) -> Axis:
+    fields = _mapping(f"axis {place}", value, ("name", "size", "link"))
+    size = whole_number(fields["size"])
+    if size is None or not 2 <= size <= MAX_RANKS:
+        raise UserError(
+            f"size of axis {place} is {shown(fields['size'])}; allowed: a whole number from 2 "
+            f"to {MAX_RANKS}"
+        )
+    name = _name(f"name of axis {place}", fields["name"])
+    return Axis(name, size, _known_link(f"axis {place}", fields["link"], links))
 
 
 def _refuse_name_twice(axes: tuple[Axis, ...]) -> None:
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
-        raise UserError(f"axes are named {', '.join(names)}; each name once")
+        raise UserError(f"axes are named {shown_keys(names)}; each name once")
 
 
-def _box(number: int, value: object, links: Mapping[str, Link]) -> Box:
-    fields = _mapping(f"box {number}", value, ("link", "ranks"))
-    link = _known_link(f"box {number}", fields["link"], links)
-    ranks = _rank_list(f"ranks of box {number}", fields["ranks"])
+def _boxes(values: list[object], links: Mapping[str, Link]) -> list[Box]:
+    boxes: list[Box] = []
+    left = MAX_LISTED_RANKS
+    for place, value in enumerate(values):
+        boxes.append(_box(place, value, links, left))
+        left -= len(boxes[-1].ranks)
+    return boxes
+
+
+def _box(place: int, value: object, links: Mapping[str, Link], most: int) -> Box:
+    fields = _mapping(f"box {place}", value, ("link", "ranks"))
+    link = _known_link(f"box {place}", fields["link"], links)
+    ranks = _rank_list(f"ranks of box {place}", fields["ranks"], most)
     return Box(link.name, link, ranks)
 
 
-def _rank_list(what: str, value: object) -> tuple[int, ...]:
-    """`[0, 1, 2]` or `0-2`."""
-    span = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
-    ranks = list(range(int(span[1]), int(span[2]) + 1)) if span else value
-    if (
-        not isinstance(ranks, list)
-        or len(ranks) < 2
-        or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in ranks)
-    ):
-        raise UserError(f"{what} is {value!r}; allowed: two ranks or more, as [0, 1, 2] or 0-2")
+def _rank_list(what: str, value: object, most: int) -> tuple[int, ...]:
+    """`[0, 1, 2]` or `0-2`; refused before it is written out if it holds more than `most`."""
+    ranks = _span(value) if isinstance(value, str) else value
+    if not isinstance(ranks, (list, range)) or len(ranks) < 2:
+        raise UserError(
+            f"{what} is {shown(value)}; allowed: two ranks or more, as [0, 1, 2] or 0-2"
+        )
+    if len(ranks) > most:
+        raise UserError(
+            f"{what} is {shown(value)}; allowed: {MAX_LISTED_RANKS} ranks in all boxes together; "
+            "describe a larger machine by axes"
+        )
+    for rank in ranks:
+        if whole_number(rank) is None or not 0 <= rank < MAX_LISTED_RANKS:
+            raise UserError(
+                f"{what} is {shown(value)}; allowed: two ranks or more, each a whole number from "
+                f"0 to {MAX_LISTED_RANKS - 1}"
+            )
     return tuple(sorted(ranks))
+
+
+def _span(text: str) -> range | None:
+    found = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", text)
+    return range(int(found[1]), int(found[2]) + 1) if found else None
 
 
 def _refuse_rank_twice(boxes: list[Box]) -> None:
@@ -207,29 +241,36 @@ def _refuse_rank_twice(boxes: list[Box]) -> None:
 
 def _measured(value: object) -> MeasuredPhase:
     fields = _mapping("an entry of measured", value, ("axes", "points"), ("in_flight",))
-    try:
-        points = tuple((float(size), float(seconds)) for size, seconds in fields["points"])
-    except (TypeError, ValueError):
+    axes = tuple(_name("an axis of measured", axis) for axis in _list(fields, "axes", 0))
+    points = fields["points"]
+    if not isinstance(points, list) or not all(
+        isinstance(point, list) and len(point) == 2 for point in points
+    ):
+        raise UserError(f"points of measured are {shown(points)}; allowed: [[bytes, seconds], ...]")
+    in_flight = whole_number(fields.get("in_flight", 1))
+    if in_flight is None or not 1 <= in_flight <= MAX_RANKS:
         raise UserError(
-            f"points of measured are {fields['points']!r}; allowed: [[bytes, seconds], ...]"
-        ) from None
-    in_flight = fields.get("in_flight", 1)
-    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
-        raise UserError(f"in_flight of measured is {in_flight!r}; allowed: a whole number from 1")
-    return MeasuredPhase(tuple(map(str, _list(fields, "axes", 0))), points, in_flight)
+            f"in_flight of measured is {shown(fields['in_flight'])}; allowed: a whole number from "
+            f"1 to {MAX_RANKS}"
+        )
+    pairs = tuple(
+        (_positive("bytes in points of measured", size), _positive("seconds in the points", time))
+        for size, time in points
+    )
+    return MeasuredPhase(axes, pairs, in_flight)
 
 
 def _known_link(what: str, name: object, links: Mapping[str, Link]) -> Link:
     if not isinstance(name, str) or name not in links:
-        raise UserError(f"link of {what} is {name!r}; defined links: {', '.join(links)}")
+        raise UserError(f"link of {what} is {shown(name)}; defined links: {shown_keys(links)}")
     return links[name]
 
 
 def _positive(what: str, value: object) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value < float("inf")
-    ):
-        raise UserError(f"{what} is {value!r}; allowed: a number above 0")
-    return float(value)
+    """Costs multiply and divide a few such numbers: inside of these bounds none overflows."""
+    found = number(value)
+    if found is None or not LEAST <= found <= MOST:
+        raise UserError(
+            f"{what} is {shown(value)}; allowed: a number above 0 (from {LEAST:g} to {MOST:g})"
+        )
+    return found

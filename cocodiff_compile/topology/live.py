@@ -80,16 +80,18 @@ class _Live:
         if not probe_cache.probe_wanted():
             return _Measured(topology, f"not measured: {probe_cache.PROBE_VARIABLE}=0")
         key = probe_cache.cache_key(topology, places, dist.get_backend(self.group))
-        kept = from_first_rank(probe_cache.load(key) if self._is_first else None, self.group)
+        kept = from_first_rank(
+            probe_cache.load(key, topology) if self._is_first else None, self.group
+        )
         if kept:
-            note = f"measured before; delete {probe_cache.file_of(key)} to measure anew"
+            note = f"measured before; delete {probe_cache.place_of(key)} to measure anew"
             return _Measured(kept, note)
         probed = self._probe(topology)
         if probed.reason is not None:
             return _Measured(probed.topology, probed.reason, probe_failed=True)
         if self._is_first:
             probe_cache.save(key, probed.topology)
-        return _Measured(probed.topology, f"measured now, kept in {probe_cache.file_of(key)}")
+        return _Measured(probed.topology, f"measured now, kept in {probe_cache.place_of(key)}")
 
     def _probe(self, topology: Topology) -> Probed:
         """Over groups of its own: the user's must survive what happens here."""

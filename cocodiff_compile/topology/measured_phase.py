@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.given_values import shown
 
 Points: TypeAlias = "tuple[tuple[float, float], ...]"
 
@@ -40,9 +41,9 @@ class MeasuredPhase:
         positive = all(0 < number < float("inf") for point in self.points for number in point)
         if len(self.points) < 2 or not rising or not positive:
             raise UserError(
-                f"points measured along {'+'.join(self.axes) or 'no axis'} are {self.points}; "
-                "allowed: two pairs (bytes, seconds) or more, numbers above 0, bytes rising, "
-                "seconds not falling"
+                f"points measured along {'+'.join(self.axes) or 'no axis'} are "
+                f"{shown(self.points)}; allowed: two pairs (bytes, seconds) or more, numbers above "
+                "0, bytes rising, seconds not falling"
             )
 
     def covers(self, size_bytes: float) -> bool:

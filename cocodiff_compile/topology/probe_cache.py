@@ -1,8 +1,9 @@
 """What a probe measured, kept on disk per shape of cluster, for the next start.
 
 One JSON file per key below `$XDG_CACHE_HOME/cocodiff` (or `~/.cache/cocodiff`), in the format of
-topology files. A file that cannot be read is as good as none; a folder that cannot be written is
-said once and goes without. Only the first rank of a group reads or writes.
+topology files. A file that cannot be read, or that holds another machine, is as good as none; a
+folder that cannot be written is said once and goes without. Only the first rank of a group reads or
+writes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cocodiff_compile.errors import UserError
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.detect import RankPlace
-from cocodiff_compile.topology.files import parse_topology, topology_data
+from cocodiff_compile.topology.files import load_topology, topology_data
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +56,22 @@ def cache_key(topology: Topology, places: Sequence[RankPlace], backend: str) -> 
     return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:32]
 
 
-def load(key: str) -> Topology | None:
-    """What was saved under `key`; None if nothing was or the file is no topology."""
+def load(key: str, machine: Topology) -> Topology | None:
+    """What was saved under `key` for `machine`; None if nothing was, or if the file is no topology,
+    has no measurements, or is of another machine.
+    """
     try:
-        return parse_topology(json.loads(file_of(key).read_text()))
-    except (OSError, RuntimeError, ValueError):  # RuntimeError: no home folder
+        found = load_topology(file_of(key))
+    except (RuntimeError, ValueError):  # RuntimeError: no home folder
         return None
+    is_of_machine = replace(found, measured=()) == replace(machine, measured=())
+    return found if found.measured and is_of_machine else None
 
 
 def save(key: str, topology: Topology) -> None:
     """Writes or replaces the file at once, so that no reader sees half of it."""
-    path = file_of(key)
     try:
+        path = file_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".probe-")
         with os.fdopen(handle, "w") as file:
@@ -76,7 +81,16 @@ def save(key: str, topology: Topology) -> None:
         say_once(logger, logging.WARNING, f"the probe's result cannot be kept: {error}")
 
 
+def place_of(key: str) -> str:
+    """The file of a key, for a sentence."""
+    try:
+        return str(file_of(key))
+    except RuntimeError as error:
+        return f"no file ({error})"
+
+
 def file_of(key: str) -> Path:
+    """A `RuntimeError` where neither a cache nor a home folder is known."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = Path(base) if base else Path.home() / ".cache"
     return folder / "cocodiff" / f"probe-{key}.json"

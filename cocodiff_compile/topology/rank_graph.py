@@ -14,7 +14,7 @@ their boxes, not by speed: on Aurora a rank gets more from its NICs than from on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -54,30 +54,37 @@ def graph_of_boxes(
     """A switch per box, a NIC per `ranks_per_link` of the ranks that enter the box together."""
     graph: nx.Graph[object] = nx.Graph(name=name, copy_bytes_per_s=copy_bytes_per_s)
     graph.add_nodes_from(ranks, kind="rank")
-    seen: list[Box] = []
+    entered: dict[int, list[tuple[int, Box]]] = {}
     for number, box in enumerate(boxes):
         switch = ("switch", number)
         graph.add_node(switch, kind="switch", axis=box.axis)
-        for place, part in enumerate(_parts(box, seen)):
+        for place, part in enumerate(_parts(box, entered)):
             _join(graph, switch, place, part, box.link)
-        seen.append(box)
+        for rank in box.ranks:
+            entered.setdefault(rank, []).append((number, box))
     return graph
 
 
-def _parts(box: Box, inner: Sequence[Box]) -> list[tuple[int, ...]]:
+def _parts(box: Box, entered: Mapping[int, Sequence[tuple[int, Box]]]) -> list[tuple[int, ...]]:
     """The ranks of a box by the largest smaller box around each: those that may share NICs."""
-    around: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in box.ranks}
-    for smaller in sorted(inner, key=lambda other: len(other.ranks)):
-        if len(smaller.ranks) < len(box.ranks):
-            part = tuple(rank for rank in smaller.ranks if rank in around)
-            around |= dict.fromkeys(part, part)
-    return list(dict.fromkeys(around.values()))
+    inside = set(box.ranks)
+    parts: dict[int, tuple[int, ...]] = {}
+    for rank in box.ranks:
+        smaller = [item for item in entered.get(rank, ()) if len(item[1].ranks) < len(box.ranks)]
+        number, around = max(
+            smaller, key=lambda item: (len(item[1].ranks), item[0]), default=(-1 - rank, None)
+        )
+        if around is None:
+            parts[number] = (rank,)
+        elif number not in parts:
+            parts[number] = tuple(member for member in around.ranks if member in inside)
+    return list(dict.fromkeys(parts.values()))
 
 
 def _join(
     graph: nx.Graph[object], switch: object, part: int, ranks: Sequence[int], link: Link
 ) -> None:
-    nics = max(1, round(len(ranks) / link.ranks_per_link))
+    nics = min(len(ranks), max(1, round(len(ranks) / link.ranks_per_link)))
     for place, rank in enumerate(ranks):
         if nics == len(ranks):
             graph.add_edge(rank, switch, link=link)
@@ -107,13 +114,17 @@ def fold(graph: nx.Graph[object]) -> Topology:
 
 def _levels(graph: nx.Graph[object]) -> list[list[Box]]:
     """The boxes of each link class; small boxes first, of equal sizes the faster class."""
-    links: dict[Link, None] = dict.fromkeys(link for _, _, link in _edges(graph))
-    levels = [_boxes_of_link(graph, link) for link in links]
+    edges: dict[Link, list[tuple[object, object]]] = {}
+    link: Link
+    for one, other, link in graph.edges(data="link"):
+        edges.setdefault(link, []).append((one, other))
+    levels = [_boxes_of_link(graph, link, its) for link, its in edges.items()]
     return sorted(levels, key=lambda boxes: (_largest(boxes), -boxes[0].link.bytes_per_s))
 
 
-def _boxes_of_link(graph: nx.Graph[object], link: Link) -> list[Box]:
-    edges = [(a, b) for a, b, its in _edges(graph) if its == link]
+def _boxes_of_link(
+    graph: nx.Graph[object], link: Link, edges: Sequence[tuple[object, object]]
+) -> list[Box]:
     joined: nx.Graph[object] = nx.Graph(edges)
     boxes = []
     for nodes in nx.connected_components(joined):
@@ -126,10 +137,6 @@ def _boxes_of_link(graph: nx.Graph[object], link: Link) -> list[Box]:
         )
         boxes.append(Box(axes[0] if axes else link.name, link, tuple(sorted(_ranks(graph, nodes)))))
     return sorted(boxes, key=lambda box: box.ranks)
-
-
-def _edges(graph: nx.Graph[object]) -> list[tuple[object, object, Link]]:
-    return list(graph.edges(data="link"))
 
 
 def _box_size(boxes: Sequence[Box], inner: int, num_ranks: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.given_values import shown
 from cocodiff_compile.report.describe import format_table
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.exchange_cost import messages_per_exchange
@@ -12,6 +13,7 @@ from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.measured_phase import REACH, MeasuredPhase
 from cocodiff_compile.topology.phase_plan import plan_phases
 from cocodiff_compile.topology.presets import PRESETS
+from cocodiff_compile.topology.read_plain_data import why_no_file
 
 SIZES_MB = (0.02, 0.2, 1.0, 6.0, 24.0, 48.0)
 
@@ -22,9 +24,9 @@ def find_topology(source: str, num_ranks: int | None) -> Topology:
         if num_ranks is None:
             raise UserError(f"preset {source!r} fits any number of ranks: say how many")
         return PRESETS[source](num_ranks)
-    if not Path(source).exists():
+    if reason := why_no_file(Path(source)):
         names = ", ".join((*PRESETS, "auto"))
-        raise UserError(f"{source!r} is neither a preset ({names}) nor a file")
+        raise UserError(f"{shown(source)} is neither a preset ({names}) nor a file: {reason}")
     topology = load_topology(Path(source))
     return topology if num_ranks is None else topology.for_ranks(num_ranks)
 

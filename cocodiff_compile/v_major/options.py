@@ -8,9 +8,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError, refuse_unknown
+from cocodiff_compile.given_values import is_one_of, number, shown, whole_number
 from cocodiff_compile.graph.delta_code import BITS, FULL
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
 from cocodiff_compile.v_major.travel import ROLES, Travel
+
+MAX_COUNT = 1_000_000
+"""Of steps and calls: far beyond any run."""
+MAX_BUCKETS = 1_000
+MAX_BUDGET_MIB = 1e12
 
 
 @dataclass(frozen=True)
@@ -138,12 +144,12 @@ def _refuse_without_tokens(options: VMajorOptions, given: Mapping[str, Any]) -> 
 
 
 def _refuse(key: str, value: object, allowed: str) -> UserError:
-    return UserError(f"option 'v_major': {key!r} is {value!r}; allowed: {allowed}")
+    return UserError(f"option 'v_major': {key!r} is {shown(value)}; allowed: {allowed}")
 
 
 def _check_word(key: str, *allowed: str) -> Callable[[object], str]:
     def check(value: object) -> str:
-        if not isinstance(value, str) or value not in allowed:
+        if not is_one_of(value, allowed):
             raise _refuse(key, value, ", ".join(map(repr, allowed)))
         return value
 
@@ -152,13 +158,10 @@ def _check_word(key: str, *allowed: str) -> Callable[[object], str]:
 
 def _check_number(key: str, least: int, most: int) -> Callable[[object], float]:
     def check(value: object) -> float:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not least <= value <= most
-        ):
+        found = number(value)
+        if found is None or not least <= found <= most:
             raise _refuse(key, value, f"a number from {least} to {most}")
-        return float(value)
+        return found
 
     return check
 
@@ -185,20 +188,24 @@ def _check_bits(value: object) -> Travel:
 
 
 def _check_width(key: str, value: object) -> int:
-    if value == "full":
+    if is_one_of(value, ("full",)):
         return FULL
-    if isinstance(value, bool) or not isinstance(value, int) or value not in BITS:
+    width = whole_number(value)
+    if width is None or width not in BITS:
         raise _refuse(key, value, f"{', '.join(map(str, BITS))}, or 'full'")
-    return value
+    return width
 
 
-def _check_count(key: str, least: int, may_be_none: bool) -> Callable[[object], int | None]:
+def _check_count(
+    key: str, least: int, may_be_none: bool, most: int = MAX_COUNT
+) -> Callable[[object], int | None]:
     def check(value: object) -> int | None:
         if value is None and may_be_none:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise _refuse(key, value, f"a whole number from {least}")
-        return value
+        count = whole_number(value)
+        if count is None or not least <= count <= most:
+            raise _refuse(key, value, f"a whole number from {least} to {most}")
+        return count
 
     return check
 
@@ -206,9 +213,11 @@ def _check_count(key: str, least: int, may_be_none: bool) -> Callable[[object], 
 def _check_budget(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise _refuse("memory_budget_mib", value, "None, or a number above 0")
-    return float(value)
+    budget = number(value)
+    if budget is None or not 0 < budget <= MAX_BUDGET_MIB:
+        allowed = f"None, or a number above 0 and up to {MAX_BUDGET_MIB:g}"
+        raise _refuse("memory_budget_mib", value, allowed)
+    return budget
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
@@ -224,7 +233,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "unsent": _check_word("unsent", "skipped", "computed"),
     "layers": _check_layers,
     "compare": _check_word("compare", "sent", "seen"),
-    "buckets": _check_count("buckets", 1, may_be_none=False),
+    "buckets": _check_count("buckets", 1, may_be_none=False, most=MAX_BUCKETS),
     "when": _check_word("when", "pays", "always"),
     "warm_up": _check_count("warm_up", 1, may_be_none=True),
     "refresh": _check_count("refresh", 0, may_be_none=True),
