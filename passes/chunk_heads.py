@@ -8,7 +8,9 @@ Rewrites  the exchanges of a site, what stands between them and its attention, a
           the other, ways in where they were.
 Keeps     every value, bit for bit: heads do not see each other in an attention. As many bytes
           travel as before, in more messages.
-Declines  a site whose heads cannot be followed from exchange to exchange, or do not divide.
+Declines  a site whose heads cannot be followed from exchange to exchange, through ops that the
+          table of `graph/head_cut.py` lists, or do not divide; one whose result is multiplied as a
+          slice of a larger tensor, which chunks would join closer together.
 
     [P*S*B*h*D] -> exchange -> ... -> attention [B, h, N, D] -> ... -> exchange -> ...
     n times: [P*S*B, n, h/n*D] -> select -> exchange -> attention [B, h/n, N, D] -> exchange -> join

@@ -7,7 +7,8 @@ Rewrites  the queries of every attention, and all that is computed row by row fr
 Keeps     every value: rows do not see each other in any of this. Bit for bit where the library
           that multiplies computes a row alike whatever stands beside it, as on CPU. As many bytes
           travel as before, in more messages.
-Declines  a site whose tokens cannot be followed from its queries through its way out.
+Declines  a site whose tokens cannot be followed from its queries through its way out, through ops
+          that the tables of `graph/row_cut.py` list.
 
     exchange -> [S, C] -> projection, norm, MLP [S, C] -> exchange
     n times:    [s, C] -> projection, norm, MLP [s, C] -> exchange: one run computes while others

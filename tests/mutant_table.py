@@ -148,4 +148,86 @@ CUT_RULES = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = CUT_RULES
+
+def _quick(what: str, path: str, old: str, new: str, test: str) -> Mutant:
+    """A sabotage that some quick test of a file notices."""
+    return Mutant(what, path, old, new, (f"tests/{test}.py",))
+
+
+GIVEN = (
+    _quick(
+        "traffic of outer axes counted as inner",
+        "cocodiff_compile/topology/exchange_cost.py",
+        "            break\n",
+        "            continue\n",
+        "test_exchange_cost",
+    ),
+    _quick(
+        "numbers too large for a float",
+        "cocodiff_compile/topology/files.py",
+        "not LEAST <= found <= MOST",
+        "not 0 < found",
+        "test_given_files",
+    ),
+    _quick(
+        "a probe cache of another machine",
+        "cocodiff_compile/topology/probe_cache.py",
+        "if found.measured and is_of_machine else",
+        "if found.measured else",
+        "test_given_files",
+    ),
+    _quick(
+        "infinite numbers as options",
+        "cocodiff_compile/given_values.py",
+        "return found if math.isfinite(found) else None",
+        "return found",
+        "test_given_options",
+    ),
+)
+
+PASSES = (
+    _quick(
+        "a graph break that is not noticed",
+        "passes/recognize_ulysses.py",
+        'around.from_outside == {"q", "k", "v"}',
+        "not around.from_outside",
+        "test_recognize_cut_off",
+    ),
+    _quick(
+        "scales of a product that are forgotten",
+        "passes/split_projections.py",
+        "if bound(gemm)[name] != 1}",
+        "if bound(gemm)[name] == 0}",
+        "test_odd_views",
+    ),
+    _quick(
+        "exchanged data that is sent elsewhere",
+        "passes/chunk_heads.py",
+        "            if is_collective(user):",
+        "            if is_collective(user) and not user.users:",
+        "test_chunk_heads",
+    ),
+    _quick(
+        "phases over each other's groups",
+        "passes/split_tapa_phases.py",
+        "blocks = blocks.to_front(axes).sent(len(axes), machine.groups[axes])",
+        "blocks = blocks.to_front(axes).sent(len(axes), machine.groups[phases[-1]])",
+        "test_split_tapa_phases",
+    ),
+    _quick(
+        "messages back in the order of phases",
+        "passes/split_tapa_phases.py",
+        "value = begun.blocks.received().turned(machine.message_order).value",
+        "value = begun.blocks.received().value",
+        "test_split_tapa_phases",
+    ),
+    _quick(
+        "joined tokens that nobody tries",
+        "cocodiff_compile/schedule/exact_rows.py",
+        "if item not in by_run and path and",
+        "if item in by_run and path and",
+        "test_odd_views",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (*CUT_RULES, *GIVEN, *PASSES)

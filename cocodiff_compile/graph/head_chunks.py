@@ -102,7 +102,7 @@ class HeadChunks:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
             target: Any = node.target
             if target is ALL_TO_ALL:
-                copies[node] = self.exchange(node, args[0])
+                copies[node] = self.exchange(node, copies[bound(node)["input"]])
                 continue
             if target in _SIZED:
                 args = self._with_fewer_heads(node, args)
