@@ -151,7 +151,8 @@ CUT_RULES = (
 
 def _quick(what: str, path: str, old: str, new: str, test: str) -> Mutant:
     """A sabotage that some quick test of a file notices."""
-    return Mutant(what, path, old, new, (f"tests/{test}.py",))
+    file, _, case = test.partition("::")
+    return Mutant(what, path, old, new, (f"tests/{file}.py" + (case and f"::{case}"),))
 
 
 GIVEN = (
@@ -191,7 +192,7 @@ PASSES = (
         "passes/recognize_ulysses.py",
         'around.from_outside == {"q", "k", "v"}',
         "not around.from_outside",
-        "test_recognize_cut_off",
+        "test_recognize_cut_off::test_an_attention_that_is_exchanged_outside_of_its_graph_is_declined",
     ),
     _quick(
         "scales of a product that are forgotten",
@@ -205,21 +206,21 @@ PASSES = (
         "passes/chunk_heads.py",
         "            if is_collective(user):",
         "            if is_collective(user) and not user.users:",
-        "test_chunk_heads",
+        "test_chunk_heads::test_idiom_in_chunks_is_whole_bit_for_bit[replicated text]",
     ),
     _quick(
         "phases over each other's groups",
         "passes/split_tapa_phases.py",
         "blocks = blocks.to_front(axes).sent(len(axes), machine.groups[axes])",
         "blocks = blocks.to_front(axes).sent(len(axes), machine.groups[phases[-1]])",
-        "test_split_tapa_phases",
+        "test_split_tapa_phases::test_every_plan_moves_every_element_to_where_flat_does[2x3]",
     ),
     _quick(
         "messages back in the order of phases",
         "passes/split_tapa_phases.py",
         "value = begun.blocks.received().turned(machine.message_order).value",
         "value = begun.blocks.received().value",
-        "test_split_tapa_phases",
+        "test_split_tapa_phases::test_every_plan_moves_every_element_to_where_flat_does[2x3]",
     ),
     _quick(
         "joined tokens that nobody tries",

@@ -85,7 +85,8 @@ def _try(mutant: Mutant, tree: Path, number: int) -> Verdict:
 
 def _run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Pytest's exit code and last line."""
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile", "unshrunk"]
+    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
+    options += ["--hypothesis-profile", "unshrunk"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     ended = subprocess.run(
         command,
