@@ -39,8 +39,18 @@ class TokenPadding:
 
     def __init__(self, degree: int, streams: Iterable[str]) -> None:
         self.degree = degree
+        self.is_in_call = False
         # None where the tokens divide: a symbolic share, written here, would become an output.
         self._padded: dict[str, tuple[Size, int] | None] = dict.fromkeys(streams)
+
+    def check_in_call(self) -> None:
+        """ValueError if the model's hooks, which split its inputs, were left out."""
+        if not self.is_in_call:
+            raise ValueError(
+                "A parallelised model splits its tokens when it is called, and its forward was run "
+                "alone: call model(...) instead of model.forward(...), and compile the model, not "
+                "its forward."
+            )
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -59,6 +69,23 @@ class TokenPadding:
 
     def is_padded(self, streams: Sequence[str]) -> bool:
         return any(self._padded[stream] is not None for stream in streams)
+
+    def real_share(self, stream: str, num_local: int, rank: int) -> int:
+        """How many of the `num_local` rows that `rank` has of a stream are tokens.
+
+        ValueError if the rows are not the rank's share of it.
+        """
+        padded = self._padded.get(stream)
+        if padded is None and not self.is_padded(self.streams):
+            return num_local
+        if padded is not None and padded[0] != num_local:
+            raise ValueError(
+                f"A cache decides from {num_local} rows, which are not this rank's {padded[0]} of "
+                f"{stream!r}: pad the tokens to a multiple of {self.degree}, choose a degree that "
+                "divides them, or disable the cache."
+            )
+        pad = 0 if padded is None else padded[1]
+        return max(0, min(num_local, num_local * (self.degree - rank) - pad))
 
     def real_rows(self, streams: Sequence[str], num_local: Size) -> list[Span]:
         """Where real tokens lie after an exchange that gathered `num_local` rows of every rank.

@@ -1,0 +1,178 @@
+"""What `parallelize` did to a model, kept true from call to call.
+
+Ordinary diffusers calls change a model afterwards: `set_attn_processor` and `fuse_qkv_projections`
+bring processors that know nothing of the ranks, an adapter wraps the module that gathers the
+tokens, `enable_cache` brings hooks that decide from what this rank holds. Before every call the
+parts that matter are compared with what was there last time. If something else is there, the model
+is prepared anew as it is now, or refused with the reason.
+
+Under `torch.compile` the comparison is made while the call is traced. Dynamo traces again when a
+processor or a module that it read is another one, so that the graph itself holds no comparison.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from diffusers import ContextParallelConfig
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from cocodiff_compile.parallel.cache_decisions import make_decisions_common
+from cocodiff_compile.parallel.check_model import check_attentions, check_hooks
+from cocodiff_compile.parallel.mask_order import mask_hooks
+from cocodiff_compile.parallel.plans import ModelPlan, plan_for
+from cocodiff_compile.parallel.processors import replace_processors
+from cocodiff_compile.parallel.split_tokens import check_shards, token_hooks
+from cocodiff_compile.parallel.token_hook import TokenHook
+from cocodiff_compile.parallel.token_padding import TokenPadding
+from cocodiff_compile.parallel.uneven_attention import UlyssesConfig
+
+
+class Preparation(TokenHook):
+    """The processors and hooks that make one model run on several ranks.
+
+    It is the outermost hook of the model, and brings itself up to date before each call.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        user_plan: Mapping[str, Any] | None,
+        config: ContextParallelConfig,
+        padding: TokenPadding,
+    ) -> None:
+        self._model = model
+        self._user_plan = user_plan
+        self._config = config
+        self._padding = padding
+        self._configs: dict[tuple[str, ...] | None, UlyssesConfig] = {}
+        self._attached: dict[str, tuple[nn.Module, tuple[RemovableHandle, ...]]] = {}
+        self._watched: list[nn.Module] = []
+        self._seen: list[Any] = []
+        self.attach(model)
+        self._prepare(plan_for(model, user_plan))
+
+    def pre_forward(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        reason = self._renew()
+        if reason is not None:
+            raise ValueError(reason)
+        self._padding.is_in_call = True
+        return args, kwargs
+
+    def post_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        self._padding.is_in_call = False
+        return output
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _renew(self) -> str | None:
+        """Prepare the model anew if it was changed; the reason if that cannot be done."""
+        now = self._look()
+        if len(now) == len(self._seen) and all(map(_is_same, now, self._seen)):
+            return None
+        try:
+            plan = plan_for(self._model, self._user_plan)
+            check_prepared(self._model, plan, self._config.ulysses_degree)
+            self._prepare(plan)
+        except ValueError as error:
+            return f"The model was changed since parallelize(). {error}"
+        return None
+
+    def _prepare(self, plan: ModelPlan) -> None:
+        if plan.prepare is not None:
+            plan.prepare(self._model)
+        replace_processors(self._model, plan)
+        _exempt_whole_sequences(self._model, plan)
+        self._give_configs(plan)
+        # A hook attached later runs further in: masks are ordered after the tokens are split.
+        hooks = token_hooks(self._model, plan, self._config, self._padding)
+        self._attach_all([*hooks, *mask_hooks(self._model, plan.masks, self._padding)])
+        self._watched = list(_watched(self._model, [module for _, module, _ in hooks]))
+        make_decisions_common(self._watched, self._config, self._padding)
+        self._seen = self._look()
+
+    def _give_configs(self, plan: ModelPlan) -> None:
+        """Tell every attention that exchanges heads the groups, and whose tokens its keys are."""
+        for name, module in self._model.named_modules():
+            processor: Any = getattr(module, "processor", None)
+            if not hasattr(processor, "_parallel_config") or plan.is_whole(name):
+                continue
+            streams = plan.streams.keys_of(name, processor) if plan.streams else None
+            if streams not in self._configs:
+                self._configs[streams] = UlyssesConfig(
+                    self._config, padding=self._padding, key_streams=streams
+                )
+            given, wanted = processor._parallel_config, self._configs[streams]
+            if isinstance(given, UlyssesConfig) and given is not wanted:
+                # One processor object may serve modules with other keys, or another model.
+                module.processor = processor = copy.copy(processor)
+            processor._parallel_config = wanted
+
+    def _attach_all(self, hooks: list[tuple[str, nn.Module, TokenHook]]) -> None:
+        """Attach what is not there yet; a module that was replaced or wrapped loses its hooks."""
+        moved = [key for key, module, _ in hooks if self._module_of(key) is not module]
+        gone = set(self._attached) - {key for key, _, _ in hooks}
+        for key in [*moved, *gone]:
+            for handle in self._attached.pop(key, (None, ()))[1]:
+                handle.remove()
+        for key, module, hook in hooks:
+            if key in moved:
+                self._attached[key] = (module, hook.attach(module))
+
+    def _module_of(self, key: str) -> nn.Module | None:
+        return self._attached[key][0] if key in self._attached else None
+
+    def _look(self) -> list[Any]:
+        """All that a later call may have replaced, in a fixed order."""
+        seen: list[Any] = []
+        for module in self._watched:
+            state = module.__dict__
+            seen += module._modules.values()
+            if "_diffusers_hook" in state:
+                seen += state["_diffusers_hook"].hooks.values()
+            processor: Any = getattr(module, "processor", None)
+            if processor is not None:
+                seen += (
+                    processor,
+                    getattr(processor, "_parallel_config", None),
+                    getattr(processor, "_attention_backend", None),
+                )
+        return seen
+
+
+def check_prepared(model: nn.Module, plan: ModelPlan, degree: int) -> None:
+    """ValueError, with the model untouched, for what Ulysses would compute wrongly."""
+    check_shards(model, plan.shards)
+    check_attentions(model, plan, degree)
+    check_hooks(model, plan)
+
+
+def _is_same(now: Any, seen: Any) -> bool:
+    return now is seen
+
+
+def _watched(model: nn.Module, hooked: list[nn.Module]) -> Iterator[nn.Module]:
+    """The attentions with their projections, the hooked modules, and all that hold them."""
+    by_name = dict(model.named_modules())
+    names = {name for name, module in by_name.items() if module in hooked}
+    for name, module in by_name.items():
+        if getattr(module, "processor", None) is not None:
+            names |= {name, *(f"{name}.{child}" for child in module._modules)}
+    for name in list(names):
+        parts = name.split(".")
+        names |= {".".join(parts[:length]) for length in range(len(parts))}
+    return (module for name, module in by_name.items() if name in names)
+
+
+def _exempt_whole_sequences(model: nn.Module, plan: ModelPlan) -> None:
+    for name, module in model.named_modules():
+        processor: Any = getattr(module, "processor", None)
+        if plan.is_whole(name) and getattr(processor, "_parallel_config", None) is not None:
+            # A copy: one processor object may serve sharded modules too.
+            module.processor = processor = copy.copy(processor)
+            processor._parallel_config = None
