@@ -132,7 +132,9 @@ def _skip_a_layer(model: Any) -> None:
 
 
 def _skip_attention_scores(model: Any) -> None:
-    config = LayerSkipConfig([0], fqn="blocks", skip_attention=False, skip_attention_scores=True)
+    config = LayerSkipConfig(
+        [0], fqn="transformer_blocks", skip_attention=False, skip_attention_scores=True
+    )
     apply_layer_skip(model, config)
 
 
@@ -188,7 +190,7 @@ CHANGES: list[tuple[str, Change, dict[str, Any]]] = [
     ("qwen-image", _replace_the_first_block, {}),
     ("qwen-image", _add_a_block, {}),
     ("wan", _skip_a_layer, {}),
-    ("wan", _skip_attention_scores, {}),
+    ("qwen-image", _skip_attention_scores, {}),
     ("qwen-image", _offload_by_layer, {}),
 ]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from diffusers import ContextParallelConfig
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -129,7 +130,7 @@ class Preparation(TokenHook):
 
     def _look(self) -> list[Any]:
         """All that a later call may have replaced, in a fixed order."""
-        seen: list[Any] = []
+        seen: list[Any] = [_AttentionBackendRegistry.get_active_backend()[0]]
         for module in self._watched:
             state = module.__dict__
             seen += module._modules.values()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from diffusers.hooks._helpers import AttentionProcessorRegistry
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.attention_processor import (
     FusedJointAttnProcessor2_0,
@@ -282,8 +283,18 @@ REPLACED: Mapping[type, type[_UlyssesProcessor]] = {
 }
 
 
+def _register_for_hooks() -> None:
+    """Let diffusers' hooks that skip an attention treat our processors as those they replace."""
+    AttentionProcessorRegistry._register()
+    for stock, ours in REPLACED.items():
+        if stock in AttentionProcessorRegistry._registry:
+            metadata = AttentionProcessorRegistry.get(stock)
+            AttentionProcessorRegistry.register(model_class=ours, metadata=metadata)
+
+
 def replace_processors(model: nn.Module, plan: ModelPlan) -> None:
     """Give every attention of the sharded part whose stock processor we replace one of ours."""
+    _register_for_hooks()
     for name, module in model.named_modules():
         stock: Any = getattr(module, "processor", None)
         if type(stock) in REPLACED and not plan.is_whole(name):
