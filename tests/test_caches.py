@@ -87,7 +87,7 @@ EVEN, UNEVEN = (48, 24), (45, 23)
 CASES: list[tuple[str, Config, tuple[int, int]]] = [
     ("flux", _first_block, EVEN),
     ("flux", _first_block, UNEVEN),
-    ("chroma", _first_block, UNEVEN),
+    ("ltx", _first_block, UNEVEN),
     ("qwen-image", _first_block, EVEN),
     ("wan", _first_block, UNEVEN),
     ("flux", _taylor, EVEN),

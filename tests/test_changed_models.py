@@ -11,8 +11,19 @@ import accelerate
 import pytest
 import torch
 from accelerate.hooks import remove_hook_from_module
-from diffusers.hooks import apply_group_offloading, apply_layer_skip, apply_layerwise_casting
+from diffusers import ContextParallelConfig
+from diffusers.hooks import (
+    HookRegistry,
+    apply_group_offloading,
+    apply_layer_skip,
+    apply_layerwise_casting,
+)
 from diffusers.hooks.layer_skip import LayerSkipConfig
+from diffusers.hooks.smoothed_energy_guidance_utils import (
+    SmoothedEnergyGuidanceConfig,
+    _apply_smoothed_energy_guidance_hook,
+)
+from diffusers.models.attention_dispatch import attention_backend
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 from diffusers.models.transformers.transformer_flux import (
     FluxAttnProcessor,
@@ -20,11 +31,14 @@ from diffusers.models.transformers.transformer_flux import (
 )
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 from torch import nn
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.passes.recognize_ulysses import recognize
+from tests.captured import fake_ranks, recording_backend
 
 NUM_RANKS = 2
 
@@ -132,9 +146,7 @@ def _skip_a_layer(model: Any) -> None:
 
 
 def _skip_attention_scores(model: Any) -> None:
-    config = LayerSkipConfig(
-        [0], fqn="transformer_blocks", skip_attention=False, skip_attention_scores=True
-    )
+    config = LayerSkipConfig([0], skip_attention=False, skip_attention_scores=True)
     apply_layer_skip(model, config)
 
 
@@ -205,9 +217,9 @@ def _difference(actual: Any, expected: Any) -> float:
     return max(float((a - b).abs().max()) if a.shape == b.shape else float("inf") for a, b in pairs)
 
 
-def _build(name: str) -> tuple[Any, dict[str, Any]]:
+def _build(name: str, num_layers: int = 2) -> tuple[Any, dict[str, Any]]:
     small = SMALL_MODELS[name]
-    model = small.build()
+    model = small.build(num_layers=num_layers)
     return model, small.inputs(model, batch=2)
 
 
@@ -271,3 +283,136 @@ def test_a_changed_model_computes_what_one_process_computes(
         result = results[f"{_id(case)} {order}"]
         assert isinstance(result, float), result
         assert result < 1e-5
+
+
+# Refused, with a remedy that works.
+
+
+class _Custom:
+    def __call__(self, _attn: Any, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        return hidden_states
+
+
+def _set_unknown_processors(model: Any) -> None:
+    model.transformer_blocks[0].attn.set_processor(_Custom())
+
+
+def _blur_queries(model: Any) -> None:
+    config = SmoothedEnergyGuidanceConfig([0], fqn="transformer_blocks")
+    _apply_smoothed_energy_guidance_hook(model, config, 1.0, "blur")
+
+
+def _unblur_queries(model: Any) -> None:
+    HookRegistry.check_if_exists_or_initialize(model).remove_hook("blur", recurse=True)
+
+
+def _unfuse(model: Any) -> None:
+    model.unfuse_qkv_projections()
+
+
+REFUSED: list[tuple[str, Change, str, Change]] = [
+    (
+        "flux",
+        _set_unknown_processors,
+        r"transformer_blocks.0.attn' uses _Custom.*parallel_config=self._parallel_config",
+        _set_attn_processor,
+    ),
+    ("sd3.5", _fuse, r"norms.*unfuse_qkv_projections\(\)", _unfuse),
+    (
+        "sd3",
+        _blur_queries,
+        "queries of 'transformer_blocks.0.attn.to_q'",
+        _unblur_queries,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message", "remedy"), REFUSED, ids=lambda c: getattr(c, "__name__", "")
+)
+def test_what_would_be_wrong_is_refused_and_the_remedy_works(
+    name: str, change: Change, message: str, remedy: Change
+) -> None:
+    model, inputs = _build(name)
+    with fake_ranks(NUM_RANKS, rank=0):
+        _call(parallelize(model), inputs)
+        change(model)
+        with pytest.raises(ValueError, match=rf"(?s)changed since parallelize\(\).*{message}"):
+            _call(model, inputs)
+        with pytest.raises(ValueError, match=message):
+            _call(model, inputs)  # it is not forgotten
+        remedy(model)
+        _call(model, inputs)
+    model, _ = _build(name)
+    change(model)
+    with fake_ranks(NUM_RANKS, rank=0), pytest.raises(ValueError, match=message):
+        parallelize(model)
+
+
+def test_a_backend_that_ignores_the_ranks_is_refused_for_as_long_as_it_is_active() -> None:
+    model, inputs = _build("flux")
+    with fake_ranks(NUM_RANKS, rank=0):
+        _call(parallelize(model), inputs)
+        with (
+            attention_backend("_native_math"),
+            pytest.raises(ValueError, match=r"'_native_math'.*set_attention_backend"),
+        ):
+            _call(model, inputs)
+        _call(model, inputs)
+        with pytest.raises(ValueError, match="does not support context parallelism"):
+            model.set_attention_backend("_native_math")
+
+
+def test_whoever_runs_forward_alone_is_told_too() -> None:
+    model, inputs = _build("flux")
+    with fake_ranks(NUM_RANKS, rank=0), torch.no_grad():
+        parallelize(model)
+        model.forward(**inputs)
+        _set_unknown_processors(model)
+        with pytest.raises(ValueError, match="uses _Custom"):
+            model.forward(**inputs)
+
+
+def test_parallelism_is_not_enabled_twice() -> None:
+    model, _ = _build("flux")
+    with fake_ranks(NUM_RANKS, rank=0):
+        parallelize(model)
+        with pytest.raises(RuntimeError, match="already applied"):
+            model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=NUM_RANKS))
+
+
+# Compiled.
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("sd3", _fuse), ("qwen-image", _replace_the_first_block)],
+)
+def test_a_compiled_model_is_compiled_again_in_one_graph(name: str, change: Change) -> None:
+    model, inputs = _build(name, num_layers=1)
+    graphs: list[GraphModule] = []
+    torch._dynamo.reset()
+    with fake_ranks(NUM_RANKS, rank=0):
+        compiled = torch.compile(
+            parallelize(model), backend=recording_backend(graphs), fullgraph=True
+        )
+        _call(compiled, inputs)
+        _call(compiled, inputs)
+        assert len(graphs) == 1
+        change(model)
+        _call(compiled, inputs)
+        _call(compiled, inputs)
+        sites = [len(recognize(gm.graph).sites) for gm in graphs]
+    assert len(graphs) == 2, "no graph break, and nothing is compiled at each call"
+    assert sites == [SMALL_MODELS[name].num_ulysses_attentions(model)] * 2
+
+
+def test_a_compiled_model_refuses_too() -> None:
+    model, inputs = _build("flux", num_layers=1)
+    torch._dynamo.reset()
+    with fake_ranks(NUM_RANKS, rank=0):
+        compiled = torch.compile(parallelize(model), backend="eager", fullgraph=True)
+        _call(compiled, inputs)
+        _set_unknown_processors(model)
+        with pytest.raises(Exception, match=r"transformer_blocks.0.attn' uses _Custom"):
+            _call(compiled, inputs)

@@ -149,7 +149,7 @@ class TestRefuses:
             parallelize(model)
 
     def test_fused_projections(self) -> None:
-        model: Any = SMALL_MODELS["sd3"].build(num_layers=1)
+        model: Any = SMALL_MODELS["sd3.5"].build(num_layers=1)
         model.fuse_qkv_projections()
         with pytest.raises(ValueError, match="unfuse_qkv_projections"):
             parallelize(model)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from cocodiff_compile.parallel.check_model import check_model
+from cocodiff_compile.parallel.checked_call import check_calls
 from cocodiff_compile.parallel.make_mesh import at_least_one_device, make_mesh, resolve_degree
 from cocodiff_compile.parallel.plans import ModelPlan, plan_for
 from cocodiff_compile.parallel.preparation import Preparation, check_prepared
@@ -33,7 +34,7 @@ def apply_ulysses(
     _set_up_groups(model, model_plan, config)
     accept_uneven()
     padding = TokenPadding(degree, model_plan.streams.names if model_plan.streams else ())
-    Preparation(model, plan, config, padding)
+    check_calls(model, Preparation(model, plan, config, padding))
 
 
 def _set_up_groups(model: nn.Module, plan: ModelPlan, config: ContextParallelConfig) -> None:

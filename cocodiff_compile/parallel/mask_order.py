@@ -93,7 +93,7 @@ class _OrderMaskHook(TokenHook):
         self.padding = padding
 
     def pre_forward(
-        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mask = self.arguments.get(self.joint.mask, args, kwargs)
         if mask is None:

@@ -6,8 +6,9 @@ tokens, `enable_cache` brings hooks that decide from what this rank holds. Befor
 parts that matter are compared with what was there last time. If something else is there, the model
 is prepared anew as it is now, or refused with the reason.
 
-Under `torch.compile` the comparison is made while the call is traced. Dynamo traces again when a
-processor or a module that it read is another one, so that the graph itself holds no comparison.
+The comparison is made outside of compiled code, by the model's `__call__`: no graph holds it. Where
+that is traced itself, in a function around the model, it is made while tracing; Dynamo traces again
+when a processor or a module that it read is another one.
 """
 
 from __future__ import annotations
@@ -20,24 +21,21 @@ import torch
 from diffusers import ContextParallelConfig
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
+from cocodiff_compile.compat import skip_frame_of
 from cocodiff_compile.parallel.cache_decisions import make_decisions_common
 from cocodiff_compile.parallel.check_model import check_attentions, check_hooks
 from cocodiff_compile.parallel.mask_order import mask_hooks
 from cocodiff_compile.parallel.plans import ModelPlan, plan_for
 from cocodiff_compile.parallel.processors import replace_processors
 from cocodiff_compile.parallel.split_tokens import check_shards, token_hooks
-from cocodiff_compile.parallel.token_hook import TokenHook
+from cocodiff_compile.parallel.token_hook import HookedModules, TokenHook
 from cocodiff_compile.parallel.token_padding import TokenPadding
 from cocodiff_compile.parallel.uneven_attention import UlyssesConfig
 
 
 class Preparation(TokenHook):
-    """The processors and hooks that make one model run on several ranks.
-
-    It is the outermost hook of the model, and brings itself up to date before each call.
-    """
+    """The processors and hooks that make one model run on several ranks."""
 
     def __init__(
         self,
@@ -51,28 +49,37 @@ class Preparation(TokenHook):
         self._config = config
         self._padding = padding
         self._configs: dict[tuple[str, ...] | None, UlyssesConfig] = {}
-        self._attached: dict[str, tuple[nn.Module, tuple[RemovableHandle, ...]]] = {}
+        self._hooked = HookedModules()
         self._watched: list[nn.Module] = []
         self._seen: list[Any] = []
-        self.attach(model)
+        self.is_current = False
+        """Whether the model was looked at for the call that is under way."""
         self._prepare(plan_for(model, user_plan))
 
     def pre_forward(
-        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        reason = self._renew()
-        if reason is not None:
-            raise ValueError(reason)
-        self._padding.is_in_call = True
+        """For whoever calls the model's `forward` itself."""
+        if not self.is_current:
+            self.renew()
         return args, kwargs
 
-    def post_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        self._padding.is_in_call = False
-        return output
+    @skip_frame_of
+    def renew(self) -> None:
+        """Prepare the model anew if it was changed; ValueError if that cannot be done."""
+        if torch.compiler.is_dynamo_compiling():
+            reason = self._renew_while_tracing()
+        else:
+            reason = self._renew()
+        if reason is not None:
+            raise ValueError(reason)
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _renew_while_tracing(self) -> str | None:
+        return self._renew()  # type: ignore[no-any-return]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _renew(self) -> str | None:
-        """Prepare the model anew if it was changed; the reason if that cannot be done."""
         now = self._look()
         if len(now) == len(self._seen) and all(map(_is_same, now, self._seen)):
             return None
@@ -90,9 +97,13 @@ class Preparation(TokenHook):
         replace_processors(self._model, plan)
         _exempt_whole_sequences(self._model, plan)
         self._give_configs(plan)
-        # A hook attached later runs further in: masks are ordered after the tokens are split.
-        hooks = token_hooks(self._model, plan, self._config, self._padding)
-        self._attach_all([*hooks, *mask_hooks(self._model, plan.masks, self._padding)])
+        hooks = [
+            ("changes", self._model, self),
+            *token_hooks(self._model, plan, self._config, self._padding),
+            # Masks are ordered after the tokens are split.
+            *mask_hooks(self._model, plan.masks, self._padding),
+        ]
+        self._hooked.hook(hooks)
         self._watched = list(_watched(self._model, [module for _, module, _ in hooks]))
         make_decisions_common(self._watched, self._config, self._padding)
         self._seen = self._look()
@@ -114,26 +125,12 @@ class Preparation(TokenHook):
                 module.processor = processor = copy.copy(processor)
             processor._parallel_config = wanted
 
-    def _attach_all(self, hooks: list[tuple[str, nn.Module, TokenHook]]) -> None:
-        """Attach what is not there yet; a module that was replaced or wrapped loses its hooks."""
-        moved = [key for key, module, _ in hooks if self._module_of(key) is not module]
-        gone = set(self._attached) - {key for key, _, _ in hooks}
-        for key in [*moved, *gone]:
-            for handle in self._attached.pop(key, (None, ()))[1]:
-                handle.remove()
-        for key, module, hook in hooks:
-            if key in moved:
-                self._attached[key] = (module, hook.attach(module))
-
-    def _module_of(self, key: str) -> nn.Module | None:
-        return self._attached[key][0] if key in self._attached else None
-
     def _look(self) -> list[Any]:
         """All that a later call may have replaced, in a fixed order."""
         seen: list[Any] = [_AttentionBackendRegistry.get_active_backend()[0]]
         for module in self._watched:
             state = module.__dict__
-            seen += module._modules.values()
+            seen += (state.get("forward"), *module._modules.values())
             if "_diffusers_hook" in state:
                 seen += state["_diffusers_hook"].hooks.values()
             processor: Any = getattr(module, "processor", None)

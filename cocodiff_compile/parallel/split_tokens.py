@@ -87,8 +87,7 @@ class GatherTokensHook(TokenHook):
         self.padding = padding
         self.stream = stream
 
-    def post_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        self.padding.check_in_call()
+    def post_forward(self, output: Any) -> Any:
         shares = [output] if isinstance(output, torch.Tensor) else list(output)
         if len(shares) != len(self.outputs):
             raise ValueError(
@@ -138,7 +137,7 @@ class SplitTokensHook(TokenHook):
         self.streams = streams
 
     def pre_forward(
-        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for name, split in self.inputs.items():
             value = self.arguments.get(name, args, kwargs)
@@ -149,7 +148,7 @@ class SplitTokensHook(TokenHook):
                 args, kwargs = self.arguments.replace(name, share, args, kwargs)
         return args, kwargs
 
-    def post_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    def post_forward(self, output: Any) -> Any:
         if not self.outputs:
             return output
         if isinstance(output, torch.Tensor):

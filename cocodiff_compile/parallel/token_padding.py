@@ -39,18 +39,8 @@ class TokenPadding:
 
     def __init__(self, degree: int, streams: Iterable[str]) -> None:
         self.degree = degree
-        self.is_in_call = False
         # None where the tokens divide: a symbolic share, written here, would become an output.
         self._padded: dict[str, tuple[Size, int] | None] = dict.fromkeys(streams)
-
-    def check_in_call(self) -> None:
-        """ValueError if the model's hooks, which split its inputs, were left out."""
-        if not self.is_in_call:
-            raise ValueError(
-                "A parallelised model splits its tokens when it is called, and its forward was run "
-                "alone: call model(...) instead of model.forward(...), and compile the model, not "
-                "its forward."
-            )
 
     @property
     def streams(self) -> tuple[str, ...]:
