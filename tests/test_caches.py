@@ -24,6 +24,7 @@ from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from tests.captured import fake_ranks
+from tests.live_mesh import parallelize_live
 
 NUM_RANKS = 2
 # How much the first half of the latents changes from step to step: the first rank sees all of it,
@@ -139,9 +140,9 @@ def _run(case: Any, order: str) -> dict[str, float]:
     model: Any = small.build()
     if order == "before":
         model.enable_cache(config())
-        parallelize(model)
+        parallelize_live(model)
     else:
-        parallelize(model)
+        parallelize_live(model)
         _steps(model, name, tokens)
         model.enable_cache(config())
     return {
@@ -156,7 +157,7 @@ def _switched_again() -> float:
     single: Any = small.build()
     single.enable_cache(_first_block())
     cached = _steps(single, "flux", EVEN)
-    model: Any = parallelize(small.build())
+    model: Any = parallelize_live(small.build())
     model.enable_cache(_first_block())
     _steps(model, "flux", EVEN)
     model.disable_cache()
@@ -170,7 +171,7 @@ def _calibrated() -> list[list[float]]:
     for is_parallel in (False, True):
         model: Any = SMALL_MODELS["flux"].build()
         if is_parallel:
-            parallelize(model)
+            parallelize_live(model)
         # One step more than is taken: the last one prints the ratios and forgets them.
         model.enable_cache(MagCacheConfig(calibrate=True, num_inference_steps=len(CHANGES) + 1))
         _steps(model, "flux", UNEVEN)

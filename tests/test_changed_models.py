@@ -39,6 +39,7 @@ from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from tests.captured import fake_ranks, recording_backend
+from tests.live_mesh import parallelize_live
 
 NUM_RANKS = 2
 
@@ -243,9 +244,9 @@ def _run(case: Any, order: str) -> float:
     expected = _call(_changed(change, single), inputs)
     model, _ = _build(name)
     if order == "before":
-        model = parallelize(_changed(change, model))
+        model = parallelize_live(_changed(change, model))
     else:
-        parallelize(model)
+        parallelize_live(model)
         before = dict(inputs)
         before.pop("joint_attention_kwargs", None)
         _call(model, before)  # a call between, so that nothing is done for the first time
