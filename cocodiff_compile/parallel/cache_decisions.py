@@ -47,9 +47,8 @@ def _should_compute(hook: FBCHeadBlockHook, sums: _RankSums, residual: torch.Ten
     if before is None:
         return True
     per_token = torch.stack([(residual - before).abs().sum(-1), before.abs().sum(-1)])
-    change, size = sums(per_token).tolist()
-    # A first block that adds nothing: the stock hook divides by it too.
-    return bool(torch.tensor(change / size if size else float("nan")) > hook.threshold)
+    change, size = sums(per_token)
+    return bool(change / size > hook.threshold)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -73,7 +72,7 @@ def _sum_over_ranks(
     """
     group = config._ulysses_mesh.get_group()
     rows = padding.real_share(IMAGE, per_token.shape[-1], dist.get_rank(group))
-    mine = per_token[..., :rows].double().sum(dim=(1, 2))
+    mine = per_token[..., :rows].float().sum(dim=(1, 2))
     theirs = [torch.empty_like(mine) for _ in range(config.ulysses_degree)]
     dist.all_gather(theirs, mine, group=group)
     return torch.stack(theirs).sum(0)

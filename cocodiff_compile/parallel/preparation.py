@@ -51,6 +51,7 @@ class Preparation(TokenHook):
         self._configs: dict[tuple[str, ...] | None, UlyssesConfig] = {}
         self._hooked = HookedModules()
         self._watched: list[nn.Module] = []
+        self._attentions: list[nn.Module] = []
         self._seen: list[Any] = []
         self.is_current = False
         """Whether the model was looked at for the call that is under way."""
@@ -105,6 +106,7 @@ class Preparation(TokenHook):
         ]
         self._hooked.hook(hooks)
         self._watched = list(_watched(self._model, [module for _, module, _ in hooks]))
+        self._attentions = [module for module in self._watched if _is_attention(module)]
         make_decisions_common(self._watched, self._config, self._padding)
         self._seen = self._look()
 
@@ -133,13 +135,13 @@ class Preparation(TokenHook):
             seen += (state.get("forward"), *module._modules.values())
             if "_diffusers_hook" in state:
                 seen += state["_diffusers_hook"].hooks.values()
-            processor: Any = getattr(module, "processor", None)
-            if processor is not None:
-                seen += (
-                    processor,
-                    getattr(processor, "_parallel_config", None),
-                    getattr(processor, "_attention_backend", None),
-                )
+        for module in self._attentions:
+            processor: Any = module.processor
+            seen += (
+                processor,
+                getattr(processor, "_parallel_config", None),
+                getattr(processor, "_attention_backend", None),
+            )
         return seen
 
 
@@ -148,6 +150,10 @@ def check_prepared(model: nn.Module, plan: ModelPlan, degree: int) -> None:
     check_shards(model, plan.shards)
     check_attentions(model, plan, degree)
     check_hooks(model, plan)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return getattr(module, "processor", None) is not None
 
 
 def _is_same(now: Any, seen: Any) -> bool:
@@ -159,7 +165,7 @@ def _watched(model: nn.Module, hooked: list[nn.Module]) -> Iterator[nn.Module]:
     by_name = dict(model.named_modules())
     names = {name for name, module in by_name.items() if module in hooked}
     for name, module in by_name.items():
-        if getattr(module, "processor", None) is not None:
+        if _is_attention(module):
             names |= {name, *(f"{name}.{child}" for child in module._modules)}
     for name in list(names):
         parts = name.split(".")
