@@ -46,8 +46,8 @@ def _should_compute(hook: FBCHeadBlockHook, sums: _RankSums, residual: torch.Ten
     before = hook.state_manager.get_state().head_block_residual
     if before is None:
         return True
-    per_token = torch.stack([(residual - before).abs().sum(-1), before.abs().sum(-1)])
-    change, size = sums(per_token)
+    per_token = [x.abs().sum(-1, dtype=torch.float32) for x in (residual - before, before)]
+    change, size = sums(torch.stack(per_token))
     return bool(change / size > hook.threshold)
 
 
@@ -72,7 +72,7 @@ def _sum_over_ranks(
     """
     group = config._ulysses_mesh.get_group()
     rows = padding.real_share(IMAGE, per_token.shape[-1], dist.get_rank(group))
-    mine = per_token[..., :rows].float().sum(dim=(1, 2))
+    mine = per_token[..., :rows].sum(dim=(1, 2))
     theirs = [torch.empty_like(mine) for _ in range(config.ulysses_degree)]
     dist.all_gather(theirs, mine, group=group)
     return torch.stack(theirs).sum(0)

@@ -65,16 +65,15 @@ class TokenPadding:
 
         ValueError if the rows are not the rank's share of it.
         """
-        padded = self._padded.get(stream)
-        if padded is None and not self.is_padded(self.streams):
+        if not self.is_padded(self.streams):
             return num_local
-        if padded is not None and padded[0] != num_local:
+        share, pad = self._padded.get(stream, (0, 0)) or (num_local, 0)
+        if share != num_local:
             raise ValueError(
-                f"A cache decides from {num_local} rows, which are not this rank's {padded[0]} of "
-                f"{stream!r}: pad the tokens to a multiple of {self.degree}, choose a degree that "
-                "divides them, or disable the cache."
+                f"A cache decides from {num_local} rows, which are not this rank's share of "
+                f"{stream!r}, and some of them may be padding: pad the tokens to a multiple of "
+                f"{self.degree}, choose a degree that divides them, or disable the cache."
             )
-        pad = 0 if padded is None else padded[1]
         return max(0, min(num_local, num_local * (self.degree - rank) - pad))
 
     def real_rows(self, streams: Sequence[str], num_local: Size) -> list[Span]:
