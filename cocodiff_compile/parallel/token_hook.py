@@ -33,19 +33,20 @@ class HookedForward:
     def __init__(self, module: nn.Module, hooks: Sequence[TokenHook]) -> None:
         self.is_on = True
         self._hooks = tuple(hooks)
-        self._inner: Callable[..., Any] = module.forward
-        self._forward = functools.update_wrapper(functools.partial(_run, self), self._inner)
-        module.forward = self._forward
+        # Named as the module names it: Dynamo's names of what is inside hold this one.
+        self.forward: Callable[..., Any] = module.forward
+        self._outer = functools.update_wrapper(functools.partial(_run, self), self.forward)
+        module.forward = self._outer
 
     def is_outermost(self, module: nn.Module) -> bool:
-        return module.__dict__.get("forward") is self._forward
+        return module.__dict__.get("forward") is self._outer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.is_on:
-            return self._inner(*args, **kwargs)
+            return self.forward(*args, **kwargs)
         for hook in self._hooks:
             args, kwargs = hook.pre_forward(args, kwargs)
-        output = self._inner(*args, **kwargs)
+        output = self.forward(*args, **kwargs)
         for hook in reversed(self._hooks):
             output = hook.post_forward(output)
         return output
