@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _unregister_process_group,
 )
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.exc import ShortenTraceback, Unsupported
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
@@ -70,6 +71,7 @@ __all__ = [
     "order_nodes",
     "outside_the_compiler",
     "replaced_groups",
+    "skip_frame_of",
     "sort_topologically",
     "statically_known_true",
     "trace_artifact",
@@ -118,6 +120,15 @@ def trace_decomposed(function: Callable[..., Any], fakes: Sequence[torch.Tensor]
         ]
         traced: GraphModule = make_fx(function, decomposition_table=select_decomp_table())(*own)
     return traced
+
+
+def skip_frame_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Dynamo compile what `function` calls, not the function, which runs at every call.
+
+    Unlike with `torch.compiler.disable`, it is traced as usual where a compiled function calls it.
+    """
+    skip_code(function.__code__)
+    return function
 
 
 def sort_topologically(graph: Graph) -> None:

@@ -6,6 +6,7 @@ import inspect
 import platform
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,29 @@ def test_dynamo_says_what_it_cannot_capture() -> None:
 
     with pytest.raises(compat.Unsupported):
         torch.compile(breaks, backend="eager", fullgraph=True)(torch.ones(1))
+
+
+def test_a_frame_can_be_skipped_and_what_it_calls_compiled() -> None:
+    runs: list[int] = []
+    graphs: list[int] = []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @compat.skip_frame_of
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        runs.append(0)
+        return inner(x)
+
+    def count(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(0)
+        return gm.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(outer, backend=count, fullgraph=True)
+    for _ in range(2):
+        compiled(torch.ones(1))
+    assert (len(runs), len(graphs)) == (2, 1)
 
 
 def test_nodes_can_be_told_to_follow_others() -> None:

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocodiff_compile.parallel.mask_order import interleave_ranks
-from cocodiff_compile.parallel.token_padding import TokenPadding, keep_rows, missing, pad_end
+from cocodiff_compile.parallel.token_padding import (
+    IMAGE,
+    TEXT,
+    TokenPadding,
+    keep_rows,
+    missing,
+    pad_end,
+)
 from cocodiff_compile.parallel.uneven_attention import UlyssesConfig, fit_mask
 
 PAD = 0
@@ -134,3 +141,22 @@ class TestFitMask:
     def test_a_row_per_real_query_is_refused(self) -> None:
         with pytest.raises(ValueError, match="mask of 6 rows does not fit 8 queries"):
             fit_mask(torch.ones(1, 1, 6, 8), self.spans, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "real"), [(7, [2, 2, 2, 1]), (5, [2, 2, 1, 0]), (8, [2] * 4)]
+)
+def test_a_rank_knows_how_many_of_its_rows_are_tokens(num_tokens: int, real: list[int]) -> None:
+    padding = TokenPadding(4, [TEXT, IMAGE])
+    padding.set(IMAGE, num_tokens)
+    padding.set(TEXT, 3)
+    assert [padding.real_share(IMAGE, 2, rank) for rank in range(4)] == real
+
+
+def test_rows_that_are_no_share_are_refused_where_some_may_be_padding() -> None:
+    padding = TokenPadding(4, [TEXT, IMAGE])
+    assert padding.real_share("another", 9, 3) == 9
+    padding.set(IMAGE, 7)
+    for stream, rows in ((IMAGE, 3), ("another", 2)):
+        with pytest.raises(ValueError, match=r"cache.*multiple of 4"):
+            padding.real_share(stream, rows, 0)

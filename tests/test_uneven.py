@@ -311,6 +311,10 @@ def test_what_divides_has_the_graph_of_stock_parts(
     assert code() == with_padding
 
 
+def _stock_gather(hook: GatherTokensHook, output: Any) -> Any:
+    return ContextParallelGatherHook(hook.outputs, hook.config).post_forward(nn.Module(), output)
+
+
 def _use_stock_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """diffusers' own sharding, gathering and attention backends."""
 
@@ -321,7 +325,7 @@ def _use_stock_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(SplitTokensHook, "_share", shard)
     monkeypatch.setattr(SplitTokensHook, "_note", lambda *_: None)
-    monkeypatch.setattr(GatherTokensHook, "post_forward", ContextParallelGatherHook.post_forward)
+    monkeypatch.setattr(GatherTokensHook, "post_forward", _stock_gather)
     for name, backend in _AttentionBackendRegistry._backends.items():
         stock = getattr(backend, "__wrapped__", backend)
         monkeypatch.setitem(_AttentionBackendRegistry._backends, name, stock)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from diffusers import ModelMixin
+from diffusers.hooks.sea_cache import SeaCacheRootHook
+from diffusers.hooks.smoothed_energy_guidance_utils import SmoothedEnergyGuidanceHook
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from diffusers.models.attention_processor import FusedJointAttnProcessor2_0
 from torch import nn
 
 from cocodiff_compile.parallel.plans import ModelPlan
-from cocodiff_compile.parallel.processors import REPLACED
+from cocodiff_compile.parallel.processors import REPLACED, UlyssesFusedJointAttnProcessor
 
 
 def check_model(model: nn.Module) -> None:
@@ -26,6 +29,11 @@ def check_model(model: nn.Module) -> None:
         )
     if getattr(model, "_parallel_config", None) is not None:
         raise ValueError(f"This {name} is parallelised already: call parallelize() once per model.")
+    if getattr(getattr(model, "config", None), "is_amplify_history", False):
+        raise ValueError(
+            f"{name} with is_amplify_history=True amplifies the first keys by their position, "
+            "which a shard does not have: use a model without it, or run it on one rank."
+        )
     if getattr(getattr(model, "config", None), "image_condition_type", None) == "token_replace":
         raise ValueError(
             f"{name} with image_condition_type='token_replace' picks out the first frame's tokens "
@@ -41,23 +49,53 @@ def check_attentions(model: nn.Module, plan: ModelPlan, degree: int) -> None:
         if processor is None or plan.is_whole(name):
             continue
         _check_processor(name, processor)
+        _check_fused(name, module, processor)
         _check_heads(name, module, degree)
         _check_backend(name, module, processor)
 
 
+def check_hooks(model: nn.Module, plan: ModelPlan) -> None:
+    """ValueError for a diffusers hook that computes something else from a share of the tokens."""
+    for name, module in model.named_modules():
+        registry: Any = module.__dict__.get("_diffusers_hook")
+        for hook in [] if registry is None else registry.hooks.values():
+            if isinstance(hook, SmoothedEnergyGuidanceHook):
+                raise ValueError(
+                    f"Smoothed energy guidance blurs the queries of {name!r} as a picture, of "
+                    "which a rank has its share of rows only: run it on one rank, or choose "
+                    "another guidance."
+                )
+            if isinstance(hook, SeaCacheRootHook) and plan.splits_inputs:
+                raise ValueError(
+                    f"SeaCache decides from the inputs of {type(model).__name__}, which are split "
+                    "over the ranks, so that each would decide for itself: call disable_cache() "
+                    "and choose another cache, such as FirstBlockCacheConfig."
+                )
+
+
 def _check_processor(name: str, processor: Any) -> None:
     kind = type(processor).__name__
-    if "Fused" in kind and not hasattr(processor, "_parallel_config"):
+    if type(processor) in REPLACED or hasattr(processor, "_parallel_config"):
+        return
+    if "Fused" in kind:
         raise ValueError(
             f"The attention {name!r} has fused QKV projections ({kind}), which know nothing of "
             "Ulysses: call model.unfuse_qkv_projections() first."
         )
-    if type(processor) not in REPLACED and not hasattr(processor, "_parallel_config"):
+    raise ValueError(
+        f"The attention {name!r} uses {kind}, which knows nothing of Ulysses and would attend "
+        "to its own shard only: give it a processor that calls dispatch_attention_fn(..., "
+        "parallel_config=self._parallel_config), or, if it runs on whole sequences, pass a "
+        f"plan with {{{name!r}: None}}."
+    )
+
+
+def _check_fused(name: str, module: nn.Module, processor: Any) -> None:
+    is_fused = type(processor) in (FusedJointAttnProcessor2_0, UlyssesFusedJointAttnProcessor)
+    if is_fused and getattr(module, "norm_q", None) is not None:
         raise ValueError(
-            f"The attention {name!r} uses {kind}, which knows nothing of Ulysses and would attend "
-            "to its own shard only: give it a processor that calls dispatch_attention_fn(..., "
-            "parallel_config=self._parallel_config), or, if it runs on whole sequences, pass a "
-            f"plan with {{{name!r}: None}}."
+            f"diffusers' processor for the fused QKV projections of {name!r} leaves out the norms "
+            "of its queries and keys: call model.unfuse_qkv_projections()."
         )
 
 

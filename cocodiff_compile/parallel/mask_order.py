@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.hooks import HookRegistry, ModelHook
 from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments
+from cocodiff_compile.parallel.token_hook import TokenHook
 from cocodiff_compile.parallel.token_padding import IMAGE, TEXT, TokenPadding
 
 
@@ -71,27 +71,29 @@ def extend_mask(mask: torch.Tensor, pad: int) -> torch.Tensor:
     return torch.cat([mask, mask.new_ones((*mask.shape[:-1], pad))], dim=-1)
 
 
-def order_masks(model: nn.Module, masks: Sequence[JointMask], padding: TokenPadding) -> None:
-    """Hook the modules that `masks` name; to be called before the hooks that split the tokens."""
+def mask_hooks(
+    model: nn.Module, masks: Sequence[JointMask], padding: TokenPadding
+) -> list[tuple[str, nn.Module, TokenHook]]:
+    """Hooks for the modules that `masks` name; they run after the hooks that split the tokens."""
+    hooks: list[tuple[str, nn.Module, TokenHook]] = []
     for joint in masks:
         module = model.get_submodule(joint.module)
-        for target in module if isinstance(module, nn.ModuleList) else [module]:
-            registry = HookRegistry.check_if_exists_or_initialize(target)
-            registry.register_hook(_OrderMaskHook(joint, padding), "cocodiff-order-mask")
+        for index, target in enumerate(module if isinstance(module, nn.ModuleList) else [module]):
+            hook = _OrderMaskHook(joint, ForwardArguments.of(target), padding)
+            hooks.append((f"mask of {joint.module}[{index}]", target, hook))
+    return hooks
 
 
-class _OrderMaskHook(ModelHook):  # type: ignore[misc]
-    def __init__(self, joint: JointMask, padding: TokenPadding) -> None:
-        super().__init__()
+class _OrderMaskHook(TokenHook):
+    def __init__(
+        self, joint: JointMask, arguments: ForwardArguments, padding: TokenPadding
+    ) -> None:
         self.joint = joint
+        self.arguments = arguments
         self.padding = padding
 
-    def initialize_hook(self, module: nn.Module) -> nn.Module:
-        self.arguments = ForwardArguments.of(module)
-        return module
-
     def pre_forward(
-        self, _module: nn.Module, *args: Any, **kwargs: Any
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mask = self.arguments.get(self.joint.mask, args, kwargs)
         if mask is None:

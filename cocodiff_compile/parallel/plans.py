@@ -17,8 +17,11 @@ from torch import nn
 from cocodiff_compile.parallel.mask_order import JointMask
 from cocodiff_compile.parallel.streams import (
     FLUX_STREAMS,
+    HELIOS_STREAMS,
     HUNYUAN_STREAMS,
+    LTX2_STREAMS,
     LTX_STREAMS,
+    MINIMAX_H3_STREAMS,
     QWEN_STREAMS,
     SD3_STREAMS,
     WAN_STREAMS,
@@ -37,6 +40,14 @@ class ModelPlan:
     prepare: Callable[[nn.Module], None] | None = None
     streams: TokenStreams | None = None
 
+    @property
+    def splits_inputs(self) -> bool:
+        """Whether tokens are split as they enter the model, and not further in."""
+        splits = self.shards.get("", {})
+        return any(
+            self.streams is None or self.streams.split_at("", key) is not None for key in splits
+        )
+
     def is_whole(self, module_name: str) -> bool:
         """Whether the module, or one that holds it, runs on whole sequences."""
         parts = module_name.split(".")
@@ -44,16 +55,23 @@ class ModelPlan:
 
 
 def plan_for(model: nn.Module, plan: Mapping[str, Any] | None) -> ModelPlan:
-    """The user's plan, else the shipped one, else diffusers' own; ValueError if there is none."""
-    shipped = _SHIPPED.get(type(model).__name__, _Shipped())
+    """The user's plan, else the shipped one; ValueError if there is none."""
+    name = type(model).__name__
+    shipped = _SHIPPED.get(name, _Shipped())
     entries = plan
     if entries is None and shipped.plan is not None:
         entries = shipped.plan(model)
-    if entries is None:
-        entries = getattr(model, "_cp_plan", None)
+    own = getattr(model, "_cp_plan", None)
+    if entries is None and name in _SHIPPED:
+        entries = own
+    if entries is None and own is not None:
+        raise ValueError(
+            f"The context-parallel plan that diffusers has for {name} was never compared with one "
+            "process here: pass plan=model._cp_plan to use it, and compare the result once."
+        )
     if entries is None:
         raise ValueError(
-            f"There is no context-parallel plan for {type(model).__name__}: pass `plan=`, a "
+            f"There is no context-parallel plan for {name}: pass `plan=`, a "
             "mapping from module names to ContextParallelInput and ContextParallelOutput as in "
             "diffusers' `_cp_plan` (FluxTransformer2DModel has a short one)."
         )
@@ -80,6 +98,7 @@ _GATHER = ContextParallelOutput(gather_dim=1, expected_dims=3)
 def _sd3(_model: nn.Module) -> Mapping[str, Any]:
     # Behind the embedders, not at block 0: `skip_layers` may skip that, and blocks stay alike.
     return {
+        "": {"block_controlnet_hidden_states": _input(3)},
         "pos_embed": {0: _output_of(3)},
         "context_embedder": {0: _output_of(3)},
         "proj_out": _GATHER,
@@ -93,6 +112,8 @@ def _flux(_model: nn.Module) -> Mapping[str, Any]:
             "encoder_hidden_states": _input(3),
             "img_ids": _input(2, dim=0),
             "txt_ids": _input(2, dim=0),
+            "controlnet_block_samples": _input(3),
+            "controlnet_single_block_samples": _input(3),
         },
         "proj_out": _GATHER,
     }
@@ -102,12 +123,13 @@ def _qwen_image(model: nn.Module) -> Mapping[str, Any]:
     # The mask stays whole: our processor joins it with the image's on every rank alike.
     plan: Mapping[str, Any] = model._cp_plan  # type: ignore[assignment]
     whole = "encoder_hidden_states_mask"
-    return {
+    split = {
         name: {key: split for key, split in entry.items() if key != whole}
         if isinstance(entry, Mapping)
         else entry
         for name, entry in plan.items()
     }
+    return {"": {"controlnet_block_samples": _input(3)}, **split}
 
 
 def _ltx(_model: nn.Module) -> Mapping[str, Any]:
@@ -121,6 +143,43 @@ def _ltx(_model: nn.Module) -> Mapping[str, Any]:
         "rope": {0: _output_of(3), 1: _output_of(3)},
         "proj_out": _GATHER,
     }
+
+
+def _ltx2(model: nn.Module) -> Mapping[str, Any]:
+    # diffusers' own leaves the audio whole, and with it attentions whose queries are.
+    config: Any = model.config
+    rope = _output_of(3) if config.rope_type == "interleaved" else _output_of(4, dim=2)
+    tokens = ("hidden_states", "audio_hidden_states", "video_keyframes_mask")
+    texts = ("encoder_hidden_states", "audio_encoder_hidden_states")
+    ropes = ("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope")
+    return {
+        "": {
+            **{name: _input(3) for name in (*tokens, *texts)},
+            "timestep": _input(2),
+            "audio_timestep": _input(2),
+        },
+        **{name: {0: rope, 1: rope} for name in ropes},
+        "proj_out": _GATHER,
+        "audio_proj_out": _GATHER,
+    }
+
+
+def _helios(model: nn.Module) -> Mapping[str, Any]:
+    # As diffusers' own, which gathers in 40 blocks, however many there are.
+    blocks: Any = model.blocks
+    parts = ("attn1", "attn2", "ffn")
+    splits = {f"blocks.*.{part}": {"hidden_states": _input(3)} for part in parts}
+    splits["blocks.*.attn1"]["rotary_emb"] = _input(3)
+    return {
+        **splits,
+        **{f"blocks.{i}.{part}": _GATHER for i in range(len(blocks)) for part in parts},
+    }
+
+
+def _minimax_h3(model: nn.Module) -> Mapping[str, Any]:
+    # Text alone is whole on every rank: its refiner has nothing to exchange.
+    plan: Mapping[str, Any] = model._cp_plan  # type: ignore[assignment]
+    return {"token_refiner": None, **plan}
 
 
 def _hunyuan_video(_model: nn.Module) -> Mapping[str, Any]:
@@ -146,6 +205,7 @@ def _z_image(model: nn.Module) -> Mapping[str, Any]:
         plan[splits_x] = {**plan.get(splits_x, {}), "x": _input(3)}
     plan |= {"layers.0": {"x": _input(3)}, "layers.*": per_token}
     final: Any = model.all_final_layer
+    plan[""] = {"controlnet_block_samples": _input(3)}
     for name in final:
         plan[f"all_final_layer.{name}"] = {"noise_mask": _input(2)}
         plan[f"all_final_layer.{name}.linear"] = _GATHER
@@ -170,7 +230,7 @@ class _Shipped:
 
 
 _SHIPPED: Mapping[str, _Shipped] = {
-    "FluxTransformer2DModel": _Shipped(streams=FLUX_STREAMS),
+    "FluxTransformer2DModel": _Shipped(_flux, streams=FLUX_STREAMS),
     "Flux2Transformer2DModel": _Shipped(streams=FLUX_STREAMS),
     "WanTransformer3DModel": _Shipped(streams=WAN_STREAMS),
     "ChronoEditTransformer3DModel": _Shipped(streams=WAN_STREAMS),
@@ -179,6 +239,9 @@ _SHIPPED: Mapping[str, _Shipped] = {
         _flux, masks=(JointMask("", text_first=True),), streams=FLUX_STREAMS
     ),
     "LTXVideoTransformer3DModel": _Shipped(_ltx, streams=LTX_STREAMS),
+    "LTX2VideoTransformer3DModel": _Shipped(_ltx2, streams=LTX2_STREAMS),
+    "HeliosTransformer3DModel": _Shipped(_helios, streams=HELIOS_STREAMS),
+    "MiniMaxH3Transformer3DModel": _Shipped(_minimax_h3, streams=MINIMAX_H3_STREAMS),
     "QwenImageTransformer2DModel": _Shipped(_qwen_image, streams=QWEN_STREAMS),
     "HunyuanVideoTransformer3DModel": _Shipped(
         _hunyuan_video,

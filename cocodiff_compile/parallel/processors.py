@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from diffusers.hooks._helpers import AttentionProcessorRegistry
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.attention_processor import JointAttnProcessor2_0
+from diffusers.models.attention_processor import (
+    FusedJointAttnProcessor2_0,
+    JointAttnProcessor2_0,
+)
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor, apply_rotary_emb
+from diffusers.models.transformers.transformer_ltx2 import (
+    LTX2AudioVideoAttnProcessor,
+    LTX2PerturbedAttnProcessor,
+    apply_interleaved_rotary_emb,
+    apply_split_rotary_emb,
+)
 from diffusers.models.transformers.transformer_qwenimage import (
     QwenDoubleStreamAttnProcessor2_0,
     apply_rotary_emb_qwen,
@@ -48,6 +58,12 @@ class _UlyssesProcessor:
 class UlyssesJointAttnProcessor(_UlyssesProcessor):
     """SD3's JointAttnProcessor2_0, which calls SDPA itself, with heads exchanged."""
 
+    def _image_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _image_legs(attn, x)
+
+    def _text_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _text_legs(attn, x)
+
     def __call__(
         self,
         attn: Any,
@@ -59,9 +75,9 @@ class UlyssesJointAttnProcessor(_UlyssesProcessor):
             # The stock processor drops it in silence.
             raise ValueError("SD3's joint attention takes no attention_mask: leave it out.")
         num_image = hidden_states.shape[1]
-        legs = _image_legs(attn, hidden_states)
+        legs = self._image_legs(attn, hidden_states)
         if encoder_hidden_states is not None:
-            text = _text_legs(attn, encoder_hidden_states)
+            text = self._text_legs(attn, encoder_hidden_states)
             legs = tuple(torch.cat(pair, dim=1) for pair in zip(legs, text, strict=True))
         joint = self._attend(*legs)
         image: torch.Tensor = attn.to_out[1](attn.to_out[0](joint[:, :num_image]))
@@ -71,18 +87,30 @@ class UlyssesJointAttnProcessor(_UlyssesProcessor):
         return image, text_out if attn.context_pre_only else attn.to_add_out(text_out)
 
 
+class UlyssesFusedJointAttnProcessor(UlyssesJointAttnProcessor):
+    """FusedJointAttnProcessor2_0, which projects all three in one matmul, with heads exchanged."""
+
+    def _image_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _legs(attn, attn.to_qkv(x).chunk(3, dim=-1))
+
+    def _text_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _legs(attn, attn.to_added_qkv(x).chunk(3, dim=-1))
+
+
 def _image_legs(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    projections = (attn.to_q, attn.to_k, attn.to_v)
-    return _legs(attn, x, projections, (attn.norm_q, attn.norm_k, None))
+    projected = (attn.to_q(x), attn.to_k(x), attn.to_v(x))
+    return _legs(attn, projected, (attn.norm_q, attn.norm_k, None))
 
 
 def _text_legs(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    projections = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-    return _legs(attn, x, projections, (attn.norm_added_q, attn.norm_added_k, None))
+    projected = (attn.add_q_proj(x), attn.add_k_proj(x), attn.add_v_proj(x))
+    return _legs(attn, projected, (attn.norm_added_q, attn.norm_added_k, None))
 
 
-def _legs(attn: Any, x: torch.Tensor, projections: Any, norms: Any) -> tuple[torch.Tensor, ...]:
-    legs = (projection(x).unflatten(2, (attn.heads, -1)) for projection in projections)
+def _legs(
+    attn: Any, projected: Sequence[Any], norms: Sequence[Any] = (None, None, None)
+) -> tuple[torch.Tensor, ...]:
+    legs = (leg.unflatten(2, (attn.heads, -1)) for leg in projected)
     return tuple(leg if norm is None else norm(leg) for leg, norm in zip(legs, norms, strict=True))
 
 
@@ -112,6 +140,83 @@ class UlyssesLTXAttnProcessor(_UlyssesProcessor):
         out = self._attend(query, key, value, mask)
         projected: torch.Tensor = attn.to_out[1](attn.to_out[0](out))
         return projected
+
+
+class UlyssesLTX2AttnProcessor(_UlyssesProcessor):
+    """LTX2AudioVideoAttnProcessor, but a mask keeps one head and its whole length."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        query_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+        key_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        rotations = (query_rotary_emb, key_rotary_emb)
+        value = attn.to_v(context)
+        out = self._attend_rotated(attn, hidden_states, context, value, attention_mask, rotations)
+        return _gate_and_project(attn, out, hidden_states)
+
+    def _attend_rotated(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        context: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        rotations: tuple[Any, Any],
+    ) -> torch.Tensor:
+        query = attn.norm_q(attn.to_q(hidden_states))
+        key = attn.norm_k(attn.to_k(context))
+        of_query, of_key = rotations
+        if of_query is not None:
+            is_split = attn.rope_type == "split"
+            rotate = apply_split_rotary_emb if is_split else apply_interleaved_rotary_emb
+            query, key = (
+                rotate(query, of_query),
+                rotate(key, of_query if of_key is None else of_key),
+            )
+        query, key, value = (leg.unflatten(2, (attn.heads, -1)) for leg in (query, key, value))
+        return self._attend(query, key, value, None if mask is None else mask.unsqueeze(1))
+
+
+class UlyssesLTX2PerturbedAttnProcessor(UlyssesLTX2AttnProcessor):
+    """LTX2PerturbedAttnProcessor, likewise."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        query_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+        key_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+        perturbation_mask: torch.Tensor | None = None,
+        all_perturbed: bool | torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        rotations = (query_rotary_emb, key_rotary_emb)
+        value = attn.to_v(context)
+        if all_perturbed is None:
+            all_perturbed = perturbation_mask is not None and torch.all(perturbation_mask == 0)
+        if all_perturbed:
+            return _gate_and_project(attn, value, hidden_states)
+        out = self._attend_rotated(attn, hidden_states, context, value, attention_mask, rotations)
+        if perturbation_mask is not None:
+            out = torch.lerp(value, out, perturbation_mask)
+        return _gate_and_project(attn, out, hidden_states)
+
+
+def _gate_and_project(attn: Any, out: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    if attn.to_gate_logits is not None:
+        gates = 2.0 * torch.sigmoid(attn.to_gate_logits(hidden_states))
+        size = out.shape[2] // attn.heads
+        out = out * gates.repeat_interleave(size, dim=-1)
+    projected: torch.Tensor = attn.to_out[1](attn.to_out[0](out))
+    return projected
 
 
 class UlyssesQwenAttnProcessor(_UlyssesProcessor):
@@ -170,13 +275,26 @@ def _rotate(legs: tuple[torch.Tensor, ...], freqs: torch.Tensor) -> tuple[torch.
 # By exact type: what a subclass changes is unknown here.
 REPLACED: Mapping[type, type[_UlyssesProcessor]] = {
     JointAttnProcessor2_0: UlyssesJointAttnProcessor,
+    FusedJointAttnProcessor2_0: UlyssesFusedJointAttnProcessor,
+    LTX2AudioVideoAttnProcessor: UlyssesLTX2AttnProcessor,
+    LTX2PerturbedAttnProcessor: UlyssesLTX2PerturbedAttnProcessor,
     LTXVideoAttnProcessor: UlyssesLTXAttnProcessor,
     QwenDoubleStreamAttnProcessor2_0: UlyssesQwenAttnProcessor,
 }
 
 
+def _register_for_hooks() -> None:
+    """Let diffusers' hooks that skip an attention treat our processors as those they replace."""
+    AttentionProcessorRegistry._register()
+    for stock, ours in REPLACED.items():
+        if stock in AttentionProcessorRegistry._registry:
+            metadata = AttentionProcessorRegistry.get(stock)
+            AttentionProcessorRegistry.register(model_class=ours, metadata=metadata)
+
+
 def replace_processors(model: nn.Module, plan: ModelPlan) -> None:
     """Give every attention of the sharded part whose stock processor we replace one of ours."""
+    _register_for_hooks()
     for name, module in model.named_modules():
         stock: Any = getattr(module, "processor", None)
         if type(stock) in REPLACED and not plan.is_whole(name):

@@ -10,17 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from diffusers.hooks import HookRegistry, ModelHook
-from diffusers.hooks.context_parallel import (
-    ContextParallelGatherHook,
-    EquipartitionSharder,
-    _get_submodule_by_name,
-)
+from diffusers.hooks.context_parallel import EquipartitionSharder, _get_submodule_by_name
 from diffusers.models._modeling_parallel import ContextParallelConfig, ContextParallelOutput
 from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments
 from cocodiff_compile.parallel.plans import ModelPlan
+from cocodiff_compile.parallel.token_hook import TokenHook
 from cocodiff_compile.parallel.token_padding import TokenPadding, missing, pad_end
 
 _GRADIENTS_ARE_ON = (
@@ -43,14 +39,15 @@ def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
                 )
 
 
-def split_tokens(
+def token_hooks(
     model: nn.Module, plan: ModelPlan, config: ContextParallelConfig, padding: TokenPadding
-) -> None:
-    """Hook every module that the plan names."""
-    for pattern, entry in plan.shards.items():
-        for module in _modules(model, pattern):
-            registry = HookRegistry.check_if_exists_or_initialize(module)
-            registry.register_hook(*_hook_for(pattern, entry, plan, config, padding))
+) -> list[tuple[str, nn.Module, TokenHook]]:
+    """A hook for every module that the plan names, with a key that stays its own."""
+    return [
+        (f"{pattern}[{index}]", module, _hook_for(pattern, module, plan, config, padding))
+        for pattern in plan.shards
+        for index, module in enumerate(_modules(model, pattern))
+    ]
 
 
 def _modules(model: nn.Module, pattern: str) -> list[nn.Module]:
@@ -60,22 +57,22 @@ def _modules(model: nn.Module, pattern: str) -> list[nn.Module]:
 
 def _hook_for(
     pattern: str,
-    entry: Any,
+    module: nn.Module,
     plan: ModelPlan,
     config: ContextParallelConfig,
     padding: TokenPadding,
-) -> tuple[ModelHook, str]:
-    known = plan.streams
+) -> TokenHook:
+    known, entry = plan.streams, plan.shards[pattern]
     if isinstance(entry, Mapping):
         streams = None if known is None else {key: known.split_at(pattern, key) for key in entry}
-        hook = SplitTokensHook(pattern, entry, config, padding, streams)
-        return hook, f"cocodiff-split---{pattern}"
+        arguments = ForwardArguments.of(module)
+        return SplitTokensHook(pattern, entry, arguments, config, padding, streams)
     outputs = [entry] if isinstance(entry, ContextParallelOutput) else list(entry)
     stream = None if known is None else known.gathered_at(pattern)
-    return GatherTokensHook(outputs, config, padding, stream), f"cocodiff-gather---{pattern}"
+    return GatherTokensHook(outputs, config, padding, stream)
 
 
-class GatherTokensHook(ContextParallelGatherHook):  # type: ignore[misc]
+class GatherTokensHook(TokenHook):
     """Join the ranks' shares of a module's outputs, and cut off what padded the `stream`."""
 
     def __init__(
@@ -85,28 +82,35 @@ class GatherTokensHook(ContextParallelGatherHook):  # type: ignore[misc]
         padding: TokenPadding,
         stream: str | None,
     ) -> None:
-        super().__init__(outputs, config)
+        self.outputs = outputs
+        self.config = config
         self.padding = padding
         self.stream = stream
 
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
-        gathered = super().post_forward(module, output)
+    def post_forward(self, output: Any) -> Any:
+        shares = [output] if isinstance(output, torch.Tensor) else list(output)
+        if len(shares) != len(self.outputs):
+            raise ValueError(
+                f"The plan gathers {len(self.outputs)} outputs of a module that returned "
+                f"{len(shares)}: correct the plan."
+            )
         pad = 0 if self.stream is None else self.padding.pad_of(self.stream)
-        if pad == 0:
-            return gathered
-        if isinstance(gathered, torch.Tensor):
-            return _cut_end(gathered, self.metadata[0].gather_dim, pad)
-        return tuple(
-            item if entry is None else _cut_end(item, entry.gather_dim, pad)
-            for item, entry in zip(gathered, self.metadata, strict=True)
-        )
+        gathered = [
+            share if entry is None else self._gather(share, entry.gather_dim, pad)
+            for share, entry in zip(shares, self.outputs, strict=True)
+        ]
+        return gathered[0] if isinstance(output, torch.Tensor) else tuple(gathered)
+
+    def _gather(self, share: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
+        whole = EquipartitionSharder.unshard(share, dim, self.config._flattened_mesh)
+        return _cut_end(whole, dim, pad) if pad else whole
 
 
 def _cut_end(tensor: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
     return tensor.narrow(dim, 0, tensor.shape[dim] - pad)
 
 
-class SplitTokensHook(ModelHook):  # type: ignore[misc]
+class SplitTokensHook(TokenHook):
     """Keep this rank's share of the inputs (named) and outputs (numbered) that `splits` lists.
 
     A tensor whose number of dims is not the expected one is passed on whole, as in diffusers: a
@@ -119,34 +123,32 @@ class SplitTokensHook(ModelHook):  # type: ignore[misc]
         self,
         module_name: str,
         splits: Mapping[Any, Any],
+        arguments: ForwardArguments,
         config: ContextParallelConfig,
         padding: TokenPadding,
         streams: Mapping[Any, str | None] | None,
     ) -> None:
-        super().__init__()
         self.module_name = module_name or "the model"
         self.inputs = {k: s for k, s in splits.items() if not getattr(s, "split_output", False)}
         self.outputs = {k: s for k, s in splits.items() if getattr(s, "split_output", False)}
+        self.arguments = arguments
         self.config = config
         self.padding = padding
         self.streams = streams
 
-    def initialize_hook(self, module: nn.Module) -> nn.Module:
-        self.arguments = ForwardArguments.of(module)
-        return module
-
     def pre_forward(
-        self, _module: nn.Module, *args: Any, **kwargs: Any
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for name, split in self.inputs.items():
             value = self.arguments.get(name, args, kwargs)
             self._note(name, value, split)
             if value is not None:
-                share = self._share(name, value, split)
+                is_alike = self._is_alike_for_all(name, value, split)
+                share = value if is_alike else self._share(name, value, split)
                 args, kwargs = self.arguments.replace(name, share, args, kwargs)
         return args, kwargs
 
-    def post_forward(self, _module: nn.Module, output: Any) -> Any:
+    def post_forward(self, output: Any) -> Any:
         if not self.outputs:
             return output
         if isinstance(output, torch.Tensor):
@@ -165,12 +167,22 @@ class SplitTokensHook(ModelHook):  # type: ignore[misc]
             num_tokens = value.shape[split.split_dim] if _is_split(value, split) else None
             self.padding.set(stream, num_tokens)
 
+    def _is_alike_for_all(self, name: str, value: Any, split: Any) -> bool:
+        """Whether one entry, such as a timestep, serves all tokens and is no token itself."""
+        is_stream = self.streams is None or self.streams[name] is not None
+        return not is_stream and _is_split(value, split) and value.shape[split.split_dim] == 1
+
     def _share(self, name: str, value: Any, split: Any) -> Any:
         if isinstance(split, Sequence):
             return [
                 self._share(f"{name}[{i}]", *pair)
                 for i, pair in enumerate(zip(value, split, strict=True))
             ]
+        # One per block, as a ControlNet gives them.
+        if isinstance(value, dict):
+            return {key: self._share(f"{name}[{key}]", v, split) for key, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._share(f"{name}[{i}]", v, split) for i, v in enumerate(value)]
         if not _is_split(value, split):
             return value
         if torch.compiler.is_compiling() and torch.is_grad_enabled():

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from cocodiff_compile.parallel.token_padding import IMAGE, TEXT
 
 _UNIFIED = "unified"
+_AUDIO, _AUDIO_TEXT = "audio", "audio text"
 
 T = TypeVar("T")
 
@@ -84,4 +85,35 @@ Z_IMAGE_STREAMS = TokenStreams(
     },
     gathers={r"noise_refiner\..*": IMAGE, r"all_final_layer\..*": _UNIFIED},
     keys={r"noise_refiner\..*": (IMAGE,), r"layers\..*": (_UNIFIED,)},
+)
+# Video and audio attend to themselves, to their own text and to each other.
+LTX2_STREAMS = TokenStreams(
+    splits={
+        ("", "hidden_states"): IMAGE,
+        ("", "encoder_hidden_states"): TEXT,
+        ("", "audio_hidden_states"): _AUDIO,
+        ("", "audio_encoder_hidden_states"): _AUDIO_TEXT,
+    },
+    gathers={"proj_out": IMAGE, "audio_proj_out": _AUDIO},
+    keys={
+        r".*\.attn1": (IMAGE,),
+        r".*\.attn2": (TEXT,),
+        r".*\.audio_attn1": (_AUDIO,),
+        r".*\.audio_attn2": (_AUDIO_TEXT,),
+        r".*\.audio_to_video_attn": (_AUDIO,),
+        r".*\.video_to_audio_attn": (IMAGE,),
+    },
+)
+# Whole between its parts, each of which splits what it is given and gathers what it returns: the
+# cross-attention, which exchanges nothing, may be given fewer tokens than the others.
+_HELIOS_PARTS = {"attn1": IMAGE, "attn2": "cross-attended", "ffn": "fed forward"}
+HELIOS_STREAMS = TokenStreams(
+    splits={(f"blocks.*.{part}", "hidden_states"): name for part, name in _HELIOS_PARTS.items()},
+    gathers={rf"blocks\.\d+\.{part}": name for part, name in _HELIOS_PARTS.items()},
+    keys={r".*\.attn1": (IMAGE,)},
+)
+MINIMAX_H3_STREAMS = TokenStreams(
+    splits={("transformer_blocks.0", "hidden_states"): _UNIFIED},
+    gathers={"(audio_)?proj_out": _UNIFIED},
+    keys={r"transformer_blocks\..*": (_UNIFIED,)},
 )

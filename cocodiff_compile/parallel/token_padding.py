@@ -60,6 +60,22 @@ class TokenPadding:
     def is_padded(self, streams: Sequence[str]) -> bool:
         return any(self._padded[stream] is not None for stream in streams)
 
+    def real_share(self, stream: str, num_local: int, rank: int) -> int:
+        """How many of the `num_local` rows that `rank` has of a stream are tokens.
+
+        ValueError if the rows are not the rank's share of it.
+        """
+        if not self.is_padded(self.streams):
+            return num_local
+        share, pad = self._padded.get(stream, (0, 0)) or (num_local, 0)
+        if share != num_local:
+            raise ValueError(
+                f"A cache decides from {num_local} rows, which are not this rank's share of "
+                f"{stream!r}, and some of them may be padding: pad the tokens to a multiple of "
+                f"{self.degree}, choose a degree that divides them, or disable the cache."
+            )
+        return max(0, min(num_local, num_local * (self.degree - rank) - pad))
+
     def real_rows(self, streams: Sequence[str], num_local: Size) -> list[Span]:
         """Where real tokens lie after an exchange that gathered `num_local` rows of every rank.
 

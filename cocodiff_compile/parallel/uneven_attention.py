@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from diffusers.models._modeling_parallel import ParallelConfig
+from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
 from diffusers.models.attention_dispatch import (
     AttentionBackendName,
     _all_to_all_single,
@@ -33,6 +33,14 @@ from cocodiff_compile.parallel.token_padding import (
 )
 
 _IS_OURS = "_cocodiff_accepts_uneven"
+
+
+@dataclass
+class SharedRanks(ContextParallelConfig):  # type: ignore[misc]
+    """The groups of a parallelised model; a copy of the model runs on the same ones."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> SharedRanks:
+        return self
 
 
 @dataclass
@@ -126,7 +134,8 @@ def fit_mask(
     if mask.dim() > 2 and mask.shape[-2] not in (1, num_queries):
         raise ValueError(
             f"An attention mask of {mask.shape[-2]} rows does not fit {num_queries} queries, "
-            "padded to divide by the number of ranks: pass a mask with one row for all queries."
+            "padded to divide by the number of ranks: pass a mask with one row for all queries, or "
+            "choose a degree that divides the tokens."
         )
     if mask.shape[-1] == num_keys:
         return keep_rows(mask, mask.dim() - 1, spans) if spans else mask
