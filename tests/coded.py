@@ -91,9 +91,11 @@ def decode(
     words, count = num_words(num_groups * group, bits), num_groups * group
     number = unpack(coded[:, :words].view(torch.float32), count, bits).view(-1, num_groups, group)
     code = codes_of(coded, num_groups)
-    is_none = code == NONE
+    is_none = code % PLAIN == NONE
     spread = torch.full((1, 1, group), float(NO_SPREAD)) if spread is None else spread
-    return 2 * half_difference(number, code.where(~is_none, 0), spread, bits), is_none
+    most = torch.finfo(torch.float32).max
+    half = half_difference(number, code.where(~is_none, 0), spread, bits)
+    return (2 * half).clamp(-most, most), is_none
 
 
 def decode_message(

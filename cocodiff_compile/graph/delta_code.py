@@ -15,9 +15,9 @@ since the difference of two finite numbers need not be finite.
 
 Places in a head differ in how much they change, by rotary frequency and by weights: differences are
 divided by the spread of their place over all groups of a message first, which travels in eight bits
-per place. That is worth 4 to 5 dB with 2 bits on the small trained model. Each group has the same
-say in the spreads, however large it is, and one that they do not fit is plain: a token with a
-pattern of its own may be largest where spreads are small, and would have a far larger step.
+per place. That is worth 4 to 5 dB with 2 bits on the small trained model. In the spreads no group
+has more say than is usual, however large it is, and one that they do not fit is plain: a token with
+a pattern of its own may be largest where spreads are small, and would have a far larger step.
 
 Sender and receiver turn words into numbers by the same exact arithmetic, so that both remember the
 same: what the next value is expected to be. That is this value and AHEAD of its difference to what
@@ -66,7 +66,7 @@ to 8 dB more than 0 with 1 to 3 bits.
 """
 FLOOR = 1 / 8
 """Of the usual size of a group: what a smaller one loses is measured against so much."""
-_MISFIT = 2.0
+_MISFIT = 4.0
 """A group is plain if with spreads its step would be more than so many times as large."""
 _LARGEST_SHAPED = 124.0
 """Exponents beyond which groups are plain: what is divided by a spread might be out of range."""
@@ -171,13 +171,36 @@ def normalize(difference: Tensor) -> Normalized:
 
 def spread_code(groups: Normalized) -> Tensor:
     """How much each place of a group varies over all groups, over the mean of all places: as codes
-    [P, 1, G]. All groups count alike, however large they are: one token that is a thousand times
-    larger than the others must not decide how these are coded.
+    [P, 1, G]. A group counts by its energy, but none for more than is usual: one token that is a
+    thousand times larger than the others must not decide how these are coded.
     """
-    square = groups.unit * groups.unit * _in_memory(1 / (groups.energy + _TINY))
+    square = groups.unit * groups.unit * _in_memory(_weight(groups))
     square = square.mean(1, keepdim=True)
     spread = (square / (square.mean(-1, keepdim=True) + _TINY)).sqrt()
     return (_eighths(spread) - _SPREAD_BIAS).clamp(0, (1 << SPREAD_BITS) - 1).to(torch.float32)
+
+
+def _weight(groups: Normalized) -> Tensor:
+    """By which a group's squares count, [P, n, 1]: its energy is then that of its differences over
+    what is usual in a message, or 1 if that is less.
+    """
+    counts = groups.energy > 0
+    logs = _in_memory(torch.where(counts, groups.energy.log2() + 2 * groups.exponent, 0.0))
+    energy = torch.exp2((logs - _usual(logs, counts)).clamp(max=0.0))
+    return torch.where(counts, energy / groups.energy, 0.0)
+
+
+def _usual(logs: Tensor, counts: Tensor) -> Tensor:
+    """The mean over groups that count, [P, 1, 1], of which those that are far from it hardly have a
+    part, however far: they are brought as close to it as others are in the mean, twice.
+    """
+    number = counts.sum(1, keepdim=True).clamp(min=1)
+    usual = logs.sum(1, keepdim=True) / number
+    for _ in range(2):
+        apart = torch.where(counts, logs - usual, 0.0)
+        most = apart.abs().sum(1, keepdim=True) / number
+        usual = usual + apart.clamp(-most, most).sum(1, keepdim=True) / number
+    return usual
 
 
 def quantize(groups: Normalized, spread: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -287,14 +310,14 @@ def finite_or(values: Tensor, old: Tensor | float) -> Tensor:
 def lost_shares(values: Tensor, arrived: Tensor) -> Tensor:
     """What groups [P, n, G] lost, as a share of their own energy: the mean over all groups, and the
     worst of them, [2]. A group that is far smaller than its like counts as if it had FLOOR of their
-    usual size, which is a geometric mean: no group can be so large that it hides what others lose.
-    NaN if anything is not finite.
+    usual size: no group can be so large that it hides what others lose. NaN if anything is not
+    finite.
     """
     values = values.to(torch.float32)
     size, lost = _root_mean_square(values), _root_mean_square(values - arrived.to(torch.float32))
     counts = (size > 0) & (size < float("inf"))
-    logs = torch.where(counts, size.log(), 0.0)
-    usual = torch.where(counts.any(), (logs.sum() / counts.sum()).exp(), 0.0)
+    logs = _in_memory(torch.where(counts, size.log2(), 0.0))
+    usual = torch.where(counts.any(1, keepdim=True), torch.exp2(_usual(logs, counts)), 0.0)
     least = (usual * FLOOR).clamp(min=torch.finfo(torch.float32).tiny)
     share = (lost / torch.maximum(size, least)).square()
     return torch.stack([share.mean(), share.amax()])
