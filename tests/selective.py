@@ -340,7 +340,7 @@ def code_by_contract(
     spread = _spread(torch.where(is_finite, difference, 0.0))
     half = 2 ** (bits - 1)
     even, shaped = _wanted_step(difference, bits), _wanted_step(difference / spread, bits)
-    is_plain = shaped > 2 * even
+    is_plain = shaped > 4 * even
     step = _next_step(torch.where(is_plain, even, shaped))
     spread = torch.where(is_plain, 1.0, spread)
     number = torch.floor((whole * (1 / spread).float()).double() / step)
@@ -359,13 +359,25 @@ def _wanted_step(difference: Tensor, bits: int) -> Tensor:
 
 
 def _spread(difference: Tensor) -> Tensor:
-    """Of each place of a group over all groups to one rank, over that of all places. The share that
-    a place has of its group counts, not how large the group is.
+    """Of each place of a group over all groups to one rank, over that of all places. A group that
+    has more energy than is usual counts as if it had as much.
     """
     square = difference.square()
-    square = (square / square.mean(-1, keepdim=True).clamp(min=1e-60)).mean(1, keepdim=True)
+    energy = square.mean(-1, keepdim=True)
+    usual = torch.stack([usual_energy(mine[mine > 0]) for mine in energy]).view(-1, 1, 1)
+    square = (square * (usual / energy).clamp(max=1).nan_to_num(0.0)).mean(1, keepdim=True)
     spread = (square / square.mean(-1, keepdim=True).clamp(min=1e-60)).sqrt()
     return _next_step(spread).clamp(2.0**-20, 2.0**11 * 1.875)
+
+
+def usual_energy(energies: Tensor) -> Tensor:
+    """Their geometric mean, of which those far from it are brought closer to it, twice."""
+    logs = energies.double().log()
+    mean = logs.mean() if len(logs) else torch.zeros((), dtype=torch.float64)
+    for _ in range(2):
+        most = float((logs - mean).abs().mean()) if len(logs) else 0.0
+        mean = (mean + (logs - mean).clamp(-most, most)).mean() if len(logs) else mean
+    return mean.exp()
 
 
 def _next_step(wanted: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from tests.selective import (
     model,
     num_gathers,
     same,
+    usual_energy,
     with_broken_element,
 )
 
@@ -316,8 +317,21 @@ def test_a_step_anew_has_a_drift_of_its_own() -> None:
         selective.step(kind, inputs)
         for mine in selective.memories:
             mean, worst = mine[-1].tolist()
-            assert 0 < mean < worst < 0.1
-            assert (mean < 3 * distortion(8)) == kind.is_anew
+            assert 0 < mean < worst < 0.01
+            assert mean < 3 * distortion(8) or not kind.is_anew
+
+
+@pytest.mark.parametrize("travel", [ANEW, LEANING], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), INF])
+def test_the_drift_is_unknown_if_anything_that_was_sent_is_not_finite(
+    travel: Travel, value: float
+) -> None:
+    """On the rank that sent it, from which the others hear of it."""
+    selective = Selective(model("sd3"), IN_FULL, travel, LEANING, measures_drift=True)
+    first, second = selective.base.inputs(2)
+    selective.step(IN_FULL, first)
+    selective.step(travel, with_broken_element(second, selective.base.names, value))
+    assert selective.memories[2][-1].isnan().all()
 
 
 def test_anew_a_group_that_is_not_finite_leaves_zeros_on_both_sides() -> None:
@@ -368,10 +382,12 @@ def test_drift_is_the_share_of_energy_that_a_head_of_a_token_lost_mean_and_worst
 
 def _lost_shares(packed: Tensor, arrived: Tensor, group: int) -> Tensor:
     """Of each group; of a small one as if it had an eighth of the usual size."""
-    exact = packed.double().reshape(-1, group)
+    shape = (NUM_RANKS, -1, group)
+    exact = packed.double().reshape(shape)
     size = exact.square().mean(-1)
-    lost = (exact - arrived.double().reshape(-1, group)).square().mean(-1)
-    return lost / size.clamp(min=float(size.log().mean().exp()) / 64)
+    lost = (exact - arrived.double().reshape(shape)).square().mean(-1)
+    usual = torch.stack([usual_energy(mine) for mine in size]).unsqueeze(-1)
+    return lost / torch.maximum(size, usual / 64)
 
 
 def test_measuring_changes_nothing_else() -> None:
