@@ -180,9 +180,10 @@ def test_a_constant_arrives_and_then_stays(bits: int, value: float) -> None:
 
 
 @every_bits
-def test_the_largest_numbers_may_change_their_sign(bits: int) -> None:
+@pytest.mark.parametrize("share", [0.6, 0.8, 1.0])
+def test_the_largest_numbers_may_change_their_sign(bits: int, share: float) -> None:
     """Their difference is not finite."""
-    values = torch.full((1, 2, 16), LARGEST)
+    values = torch.full((1, 2, 16), share * LARGEST)
     values[:, :, ::3] *= -1
     arrived = arriving(values, bits, False, -values)
     assert arrived.isfinite().all()
