@@ -68,8 +68,9 @@ FLOOR = 1 / 8
 """Of the usual size of a group: what a smaller one loses is measured against so much."""
 _MISFIT = 4.0
 """A group is plain if with spreads its step would be more than so many times as large."""
-_LARGEST_SHAPED = 124.0
-"""Exponents beyond which groups are plain: what is divided by a spread might be out of range."""
+_LARGEST_SHAPED = 100.0
+"""Exponents beyond which, up and down, groups are plain: spreads could take a scale or a product
+out of the range in which it is exact."""
 _LEAST_STEP = 2.0**-40
 """Below all of groups that are normalized and not zero."""
 _NOTHING = 0.1
@@ -265,14 +266,14 @@ def unpack(words: Tensor, count: int, bits: int) -> Tensor:
 
 def half_difference(number: Tensor, code: Tensor, spread: Tensor, bits: int) -> Tensor:
     """[P, n, G]; NaN where a group is none. Half of the difference of any two finite values is
-    finite, the whole need not be.
+    finite, the whole need not be. No product is rounded, so that it is all one whether a compiler
+    joins the last of them with the sum that follows.
     """
     half = 1 << (bits - 1)
     middle = number + (0.5 - half)
     scale, plain = map(_in_memory, _scale(code))
     shaped = _in_memory(_spread(spread) * (2 / half))
-    difference = middle * torch.where(plain > 0, 2 / half, shaped) * scale
-    return _clamp(difference, torch.float32)
+    return middle * torch.where(plain > 0, 2 / half, shaped) * scale
 
 
 def advance(
@@ -282,7 +283,7 @@ def advance(
     difference = half_difference(number, code, spread, bits)
     old = torch.zeros_like(memory) if is_anew else memory
     arrived = _moved(old, difference)
-    expected = arrived if is_anew else _moved(old, _clamp((1 + AHEAD) * difference, torch.float32))
+    expected = arrived if is_anew else _moved(old, (1 + AHEAD) * difference)
     # Not isnan(), which Inductor does not compute in vectors.
     return torch.where(torch.eq(difference, difference), expected, old), arrived
 
@@ -292,14 +293,6 @@ def _moved(old: Tensor, half: Tensor) -> Tensor:
     moved = old.to(torch.float32) * 0.5 + half
     most = torch.finfo(old.dtype).max / 2
     return (moved.clamp(-most, most) * 2).to(old.dtype)
-
-
-def _clamp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """To what is finite. It also stands between a product and a sum, which a compiler might else
-    round once on one side of an exchange and twice on the other.
-    """
-    most = torch.finfo(dtype).max
-    return values.clamp(-most, most)
 
 
 def finite_or(values: Tensor, old: Tensor | float) -> Tensor:
