@@ -223,7 +223,7 @@ class _Rewriting:
             self.rewritten[start] = rewrite.in_full()
             return
         self.rewritten[start], lost = rewrite.coded(bits, self.how.travel.is_anew)
-        if self.how.measures_drift and not self.how.travel.is_anew:
+        if self.how.measures_drift:
             self.losses.append(lost())
 
     def _plan_tokens(
@@ -351,13 +351,16 @@ def _why_all_tokens(site: UlyssesSite) -> str:
 
 
 def _emit_drift(graph: Graph, losses: Sequence[Node]) -> None:
-    """Remembers the mean of all losses, 0 without any."""
+    """Remembers what all exchanges lost: the mean of their means, and the worst; 0 without any."""
     like = next(node for node in reversed(graph.nodes) if node.target is WAIT)
-    drift = new_input(graph, "drift", (), like, torch.float32)
+    drift = new_input(graph, "drift", (2,), like, torch.float32)
     with graph.inserting_before(graph.output_node()):
-        (mean,) = Inliner(graph)(_mean, drift, *losses, like=like)
-        emit(graph, aten.copy_.default, drift, mean, like=like)
+        (joined,) = Inliner(graph)(_joined, drift, *losses, like=like)
+        emit(graph, aten.copy_.default, drift, joined, like=like)
 
 
-def _mean(drift: torch.Tensor, *losses: torch.Tensor) -> torch.Tensor:
-    return torch.stack(losses).mean() if losses else torch.zeros_like(drift)
+def _joined(drift: torch.Tensor, *losses: torch.Tensor) -> torch.Tensor:
+    if not losses:
+        return torch.zeros_like(drift)
+    means, worst = torch.stack(losses).unbind(1)
+    return torch.stack([means.mean(), worst.amax()])

@@ -12,7 +12,10 @@ from torch import Tensor
 from cocodiff_compile.graph.delta_code import (
     BITS,
     NONE,
-    difference_of,
+    PLAIN,
+    SCALE_BITS,
+    half_difference,
+    normalize,
     num_words,
     pack,
     quantize,
@@ -23,7 +26,8 @@ from cocodiff_compile.graph.delta_code import (
 
 GROUPS = (8, 24, 32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SMALLEST_STEP = 2.0**-20
+NO_SPREAD = 20 * 8
+"""The code of a spread of 1."""
 
 every_bits = pytest.mark.parametrize("bits", BITS)
 every_group = pytest.mark.parametrize("group", GROUPS)
@@ -45,34 +49,53 @@ def memory_and_values(num_groups: int, dtype: torch.dtype) -> tuple[Tensor, Tens
     return memory, values
 
 
-def steps_of_codes(code: Tensor) -> Tensor:
+def spreads_of_codes(code: Tensor) -> Tensor:
     """2**e * (1 + m/8), e from -20 on: as float64."""
     code = code.double()
     return torch.exp2(torch.floor(code / 8) - 20) * (1 + (code % 8) / 8)
+
+
+def steps_of_codes(code: Tensor, bits: int) -> Tensor:
+    """A scale is 2**e * (1 + m/8), e from -127 on, and L/2 steps of half a difference; 0 is none.
+    As float64.
+    """
+    code = code.double() % PLAIN
+    scale = torch.exp2(torch.floor(code / 8) - 127) * (1 + (code % 8) / 8)
+    return torch.where(code == 0, 0.0, 2 * scale / 2 ** (bits - 1))
 
 
 def encode(difference: Tensor, bits: int) -> Tensor:
     """Words of a difference without spreads, as whole numbers: what words are as float32 says
     nothing, and nothing is equal to itself among it.
     """
-    number, code = quantize(difference, bits)
-    return torch.cat([pack(number, bits), pack(code, 8)], 1).view(torch.int32)
+    return encode_spread(difference, torch.full((len(difference), 1, 1), float(NO_SPREAD)), bits)
+
+
+def encode_spread(difference: Tensor, spread: Tensor, bits: int) -> Tensor:
+    """The same with spreads, which are not among the words."""
+    number, code = quantize(normalize(difference * 0.5), spread, bits)
+    return torch.cat([pack(number, bits), pack(code, SCALE_BITS)], 1).view(torch.int32)
 
 
 def codes_of(coded: Tensor, num_groups: int) -> Tensor:
-    """Of steps: [P, n, 1]. They are the last that `encode` packs."""
-    last = coded[:, -num_words(num_groups, 8) :].view(torch.float32)
-    return unpack(last, num_groups, 8).unsqueeze(-1)
+    """Of scales: [P, n, 1]. They are the last that `encode` packs."""
+    last = coded[:, -num_words(num_groups, SCALE_BITS) :].view(torch.float32)
+    return unpack(last, num_groups, SCALE_BITS).unsqueeze(-1)
 
 
-def decode(coded: Tensor, shape: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
+def decode(
+    coded: Tensor, shape: Sequence[int], bits: int, spread: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What `encode` coded: the difference, of that shape, and which groups are none, [P, n, 1]."""
     _, num_groups, group = shape
     words, count = num_words(num_groups * group, bits), num_groups * group
     number = unpack(coded[:, :words].view(torch.float32), count, bits).view(-1, num_groups, group)
     code = codes_of(coded, num_groups)
-    is_none = code == NONE
-    return difference_of(number, code.where(~is_none, 0), bits), is_none
+    is_none = code % PLAIN == NONE
+    spread = torch.full((1, 1, group), float(NO_SPREAD)) if spread is None else spread
+    most = torch.finfo(torch.float32).max
+    half = half_difference(number, code.where(~is_none, 0), spread, bits)
+    return (2 * half).clamp(-most, most), is_none
 
 
 def decode_message(
@@ -81,9 +104,10 @@ def decode_message(
     """The same of all that one rank sends to another, whose last words are spreads; and those."""
     group = shape[-1]
     words = message.view(torch.int32)
-    spread = codes_of(words, group).mT
-    scaled, is_none = decode(words[:, : -num_words(group, 8)], shape, bits)
-    return (scaled.double() * steps_of_codes(spread)).float(), is_none, spread
+    last = words[:, -num_words(group, 8) :].view(torch.float32)
+    spread = unpack(last, group, 8).unsqueeze(1)
+    difference, is_none = decode(words[:, : -num_words(group, 8)], shape, bits, spread)
+    return difference, is_none, spread
 
 
 def with_broken_groups(values: Tensor) -> Tensor:

@@ -36,6 +36,8 @@ class Compiled:
     compiled: list[Travel | None] = field(default_factory=list)
     calls: list[tuple[Travel | None, list[Tensor]]] = field(default_factory=list)
     drift: float = 0.0
+    worst: float | None = None
+    """None: as the drift."""
     fails: bool = False
     groups: tuple[str, ...] = ("0",)
 
@@ -63,7 +65,8 @@ class Compiled:
             if self.fails:
                 raise KeyError("from the graph")
             if memories and self.policy.measures_drift:
-                memories[-1].fill_(self.drift)
+                worst = self.drift if self.worst is None else self.worst
+                memories[-1].copy_(torch.tensor([self.drift, worst]))
             return 2 * x
 
         sent_bytes = FULL_BYTES if travel is None else 10 + sum(travel.bits)

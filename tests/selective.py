@@ -336,35 +336,55 @@ def code_by_contract(
     shape = (NUM_RANKS, -1, group)
     old = (torch.zeros_like(memory) if is_anew else memory).reshape(shape)
     whole = values.reshape(shape).float() - old.float()
-    spread = _spread(whole)
-    difference = (whole * (1 / spread).float()).double()
+    difference, is_finite = whole.double(), whole.isfinite().all(-1, keepdim=True)
+    spread = _spread(torch.where(is_finite, difference, 0.0))
     half = 2 ** (bits - 1)
-    if bits == 8:
-        wanted = difference.abs().amax(-1, keepdim=True) / (half - 0.5)
-    else:
-        wanted = difference.square().mean(-1, keepdim=True).sqrt() * STEP_OVER_RMS[bits]
-    step = _next_step(wanted)
-    coded = (torch.floor(difference / step).clamp(-half, half - 1) + 0.5) * step * spread
+    even, shaped = _wanted_step(difference, bits), _wanted_step(difference / spread, bits)
+    is_plain = shaped > 4 * even
+    step = _next_step(torch.where(is_plain, even, shaped))
+    spread = torch.where(is_plain, 1.0, spread)
+    number = torch.floor((whole * (1 / spread).float()).double() / step)
+    coded = (number.clamp(-half, half - 1) + 0.5) * step * spread
+    coded = torch.where((difference == 0).all(-1, keepdim=True), 0.0, coded)
     ahead = 0.0 if is_anew else AHEAD
     expected = (old.double() + (1 + ahead) * coded).float().to(memory.dtype)
     arrived = (old.double() + coded).float().to(memory.dtype)
-    is_finite = difference.isfinite().all(-1, keepdim=True)
     return torch.where(is_finite, expected, old), torch.where(is_finite, arrived, float("nan"))
 
 
+def _wanted_step(difference: Tensor, bits: int) -> Tensor:
+    if bits == 8:
+        return difference.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 0.5)
+    return difference.square().mean(-1, keepdim=True).sqrt() * STEP_OVER_RMS[bits]
+
+
 def _spread(difference: Tensor) -> Tensor:
-    """Of each place of a group over all groups to one rank, over that of all places."""
-    finite = difference.nan_to_num(0.0, 0.0, 0.0)
-    square = (finite * finite).mean(1, keepdim=True)
-    return _next_step((square / (square.mean(-1, keepdim=True) + 1e-30)).sqrt())
+    """Of each place of a group over all groups to one rank, over that of all places. A group that
+    has more energy than is usual counts as if it had as much.
+    """
+    square = difference.square()
+    energy = square.mean(-1, keepdim=True)
+    usual = torch.stack([usual_energy(mine[mine > 0]) for mine in energy]).view(-1, 1, 1)
+    square = (square * (usual / energy).clamp(max=1).nan_to_num(0.0)).mean(1, keepdim=True)
+    spread = (square / square.mean(-1, keepdim=True).clamp(min=1e-60)).sqrt()
+    return _next_step(spread).clamp(2.0**-20, 2.0**11 * 1.875)
+
+
+def usual_energy(energies: Tensor) -> Tensor:
+    """Their geometric mean, of which those far from it are brought closer to it, twice."""
+    logs = energies.double().log()
+    mean = logs.mean() if len(logs) else torch.zeros((), dtype=torch.float64)
+    for _ in range(2):
+        most = float((logs - mean).abs().mean()) if len(logs) else 0.0
+        mean = (mean + (logs - mean).clamp(-most, most)).mean() if len(logs) else mean
+    return mean.exp()
 
 
 def _next_step(wanted: Tensor) -> Tensor:
     """2**e * (1 + m/8), m rounded up."""
     mantissa, exponent = torch.frexp(wanted.double())
     eighths = torch.ceil(mantissa * 16) / 16
-    largest = 2.0**11 * 1.75
-    return torch.ldexp(eighths, exponent).clamp(2.0**-20, largest).nan_to_num(1.0)
+    return torch.ldexp(eighths, exponent).nan_to_num(1.0)
 
 
 def differing_share(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import send, update
+from cocodiff_compile.graph.delta_code import lost_shares, send, update
 from tests.coded import normal
 
 CASES = [
@@ -39,6 +39,11 @@ def test_generated_code_sends_and_remembers_the_same(
     memory, values = (normal(*shape, seed=seed).to(dtype) for seed in (1, 2))
     values[0, 3, 5] = float("nan")
     values[:, -shape[1] // 4 :, 0] += 8  # numbers of ones only, in the upper bits of words
+    for place, size in enumerate((1e30, 1e-38, 1e-42)):
+        values[1, place] *= size
+        memory[1, place] *= -size
+    values[1, 3] = memory[1, 3]
+    values[1, 4], memory[1, 4] = (sign * torch.finfo(dtype).max for sign in (1, -1))
     words, *sent = _compiled(send)(values, memory, bits)
     same_words, *same = send(values, memory, bits)
     assert torch.equal(words.view(torch.int32), same_words.view(torch.int32))
@@ -47,3 +52,14 @@ def test_generated_code_sends_and_remembers_the_same(
     for ours in (sent, received):
         for item, theirs in zip(ours, same, strict=True):
             _assert_equal(item, theirs)
+
+
+def test_generated_code_measures_the_same_loss() -> None:
+    """At all scales at once, and NaN where something is not finite."""
+    values, noise = normal(2, 32, 32, seed=1), normal(2, 32, 32, seed=2)
+    values[0, 1], values[0, 2] = 1e30 * values[0, 1], 1e-30 * values[0, 2]
+    arrived = values * (1 + 0.1 * noise)
+    compiled = _compiled(lost_shares)
+    torch.testing.assert_close(compiled(values, arrived), lost_shares(values, arrived))
+    values[1, 5, 3] = float("nan")
+    assert compiled(values, arrived).isnan().all()

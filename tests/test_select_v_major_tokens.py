@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import FULL
+from cocodiff_compile.graph.delta_code import FULL, SCALE_BITS, num_words
 from cocodiff_compile.graph.records import Leg
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
@@ -124,7 +124,9 @@ def test_of_some_tokens_as_many_bytes_travel_as_they_have(name: str) -> None:
             bits = travel.bits_of()[old.role]
             share = 1 if old.role == "o" else (tokens - tokens // 2) / tokens
             group, whole = int(old.head_size), int(old.exchange.size_bytes)
-            coded = share * (whole // (4 * group)) * (group * bits // 8 + 1) + NUM_RANKS * group
+            rows = int(share * (whole // (4 * group * NUM_RANKS)))
+            words = rows * group * bits // 32 + num_words(rows, SCALE_BITS)
+            coded = NUM_RANKS * (4 * words + group)
             assert new.exchange.size_bytes == (share * whole if bits == FULL else coded)
 
 

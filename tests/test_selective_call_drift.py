@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("said")
 
 @every_first
 def test_the_policy_is_asked_once_per_step_and_told_the_last_drift(first: Travel) -> None:
-    """A first step has none: what it loses tells nothing of how much a step changes."""
+    """Of all its calls, the mean and the worst. A first step in full has none."""
     policy = Listening(first=first)
     compiled = Compiled(policy)
     with denoising(num_steps=9) as run:
@@ -32,9 +32,10 @@ def test_the_policy_is_asked_once_per_step_and_told_the_last_drift(first: Travel
             compiled.drift = 1.5 + step
             compiled(OTHER)
             run.step()
+    lost = (None, 0.0) if first.is_full else (1.0, 1.5)
     assert policy.heard == [
-        StepFacts(1, 9, None, first),
-        StepFacts(2, 9, 2.0, CODED),
+        StepFacts(1, 9, lost[0], first, lost[1]),
+        StepFacts(2, 9, 2.0, CODED, 2.5),
     ]
 
 
@@ -73,19 +74,37 @@ def test_a_call_that_is_new_in_a_coded_step_adds_nothing_to_its_drift(first: Tra
         assert compiled(OTHER) == first
         run.step()
         compiled()
-    assert [item.drift for item in policy.heard] == [None, 4.0]
+    assert [item.drift for item in policy.heard] == [None if first.is_full else 0.0, 4.0]
+    assert policy.heard[-1].worst == 4.0
 
 
-@pytest.mark.parametrize(("drift", "bits"), [(1e-20, 1), (1.0, None), (float("nan"), None)])
+LOSSES = [(1e-20, None, 1), (100.0, None, None), (float("nan"), None, None), (1e-20, 1e9, None)]
+
+
+@pytest.mark.parametrize(("drift", "worst", "bits"), LOSSES)
 @pytest.mark.parametrize(("target", "first"), [(40.0, ANEW), (90.0, IN_FULL)])
-def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_a_refresh(
-    drift: float, bits: int | None, target: float, first: Travel
+def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_none(
+    drift: float, worst: float | None, bits: int | None, target: float, first: Travel
 ) -> None:
-    policy = Adaptive(target)
-    compiled = Compiled(policy, drift=drift)
+    """Where no number of bits suffices a step travels in full, not in the code that failed."""
+    policy, most = Adaptive(target), Travel.all_in(8)
+    compiled = Compiled(policy)
     with denoising(num_steps=9) as run:
-        third = Travel.all_in(bits) if bits else first
-        assert kinds(compiled, run, 3) == [first, policy.usual, third]
+        assert kinds(compiled, run, 1) == [first]
+        compiled.drift, compiled.worst = drift, worst
+        chosen = Travel.all_in(bits) if bits else IN_FULL
+        assert kinds(compiled, run, 3)[:2] == [policy.usual, chosen]
+        if chosen == IN_FULL:
+            assert kinds(compiled, run, 3) == [IN_FULL, most, IN_FULL]
+
+
+@pytest.mark.parametrize(("drift", "worst"), [(1.0, None), (float("nan"), None), (1e-20, 1e9)])
+def test_after_a_first_step_that_lost_too_much_the_next_one_travels_in_full(
+    drift: float, worst: float | None
+) -> None:
+    compiled = Compiled(Adaptive(40.0), drift=drift, worst=worst)
+    with denoising(num_steps=9) as run:
+        assert kinds(compiled, run, 3) == [ANEW, IN_FULL, Travel.all_in(8)]
 
 
 @pytest.mark.parametrize("policy", [Fixed(CODED), Fixed(CODED, first=ANEW), Adaptive(40.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -23,9 +24,13 @@ def _own_groups(rank: int) -> tuple[str, ...]:
 
 def _rank(rank: int, _num_ranks: int) -> dict[str, Any]:
     policy = Listening()
-    compiled = Compiled(policy, drift=float(2**rank), groups=_own_groups(rank))
+    compiled = Compiled(
+        policy, drift=float(2**rank), worst=float(3**rank), groups=_own_groups(rank)
+    )
     with denoising(num_steps=9) as run:
-        kinds(compiled, run, 3)
+        kinds(compiled, run, 2)
+        compiled.worst = float("nan") if rank == 1 else 0.0
+        kinds(compiled, run, 2)
         if rank == 3:
             run.step()
         try:
@@ -33,12 +38,15 @@ def _rank(rank: int, _num_ranks: int) -> dict[str, Any]:
             error = ""
         except PeerError as found:
             error = str(found)
-    return {"drifts": [item.drift for item in policy.heard], "error": error}
+    heard = [(item.drift, item.worst) for item in policy.heard]
+    return {"heard": heard, "error": error}
 
 
 @pytest.mark.timeout(300)
 def test_ranks_that_share_no_group_hear_the_same_and_fail_together() -> None:
     results = run_local_ranks(_rank, 4, timeout_s=250)
-    assert [item["drifts"] for item in results] == [[None, (1 + 2 + 4 + 8) / 4]] * 4
+    mean = (1 + 2 + 4 + 8) / 4
+    assert all(item["heard"][:2] == [(None, 0.0), (mean, 27.0)] for item in results)
+    assert all(math.isnan(item["heard"][2][1]) for item in results), "unknown to one, and so to all"
     assert all("ranks disagree about the denoising step" in item["error"] for item in results)
     assert all("another of its groups" in item["error"] for item in results[:2])

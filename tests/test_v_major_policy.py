@@ -129,18 +129,54 @@ def test_fixed_carries_the_same_whatever_it_hears(
 def test_without_a_drift_adaptive_begins_with_the_usual() -> None:
     policy = Adaptive(40.0)
     assert policy.measures_drift
-    assert policy.choose(StepFacts(1, None)) == policy.usual
+    assert policy.choose(StepFacts(1, None, None, ANEW)) == policy.usual
     assert policy.choose(StepFacts(1, None, None, Travel.all_in(2))) == policy.usual
     assert not policy.usual.stands_alone
 
 
-@pytest.mark.parametrize("last", [IN_FULL, ANEW], ids=str)
-@pytest.mark.parametrize("drift", [0.0, 1e-9, 0.5, float("nan")])
-def test_what_a_step_lost_that_stands_alone_tells_nothing_of_the_change(
-    last: Travel, drift: float
+@pytest.mark.parametrize("target", [20.0, 40.0, 90.0])
+@pytest.mark.parametrize("drift", [None, 0.0, 1e-9, 0.5, float("nan")])
+def test_after_a_step_in_full_differences_begin_with_most_bits(
+    target: float, drift: float | None
 ) -> None:
+    """It was in full since fewer did not suffice; how much changed since nobody knows."""
+    chosen = Adaptive(target).choose(StepFacts(5, None, drift, IN_FULL))
+    assert chosen == Travel.all_in(max(BITS))
+
+
+@pytest.mark.parametrize(
+    ("drift", "worst", "suffices"),
+    [
+        (0.0, 0.0, True),
+        (distortion(8), 10 * distortion(8), True),
+        (1.9e-4, 0.06, True),  # 40 - 3 dB are 2e-4, 25 dB more are 0.063
+        (2.1e-4, 1e-3, False),
+        (1e-5, 0.07, False),
+        (0.5, 0.5, False),
+        (float("nan"), 0.0, False),
+        (0.0, float("nan"), False),
+        (float("inf"), float("inf"), False),
+    ],
+)
+def test_what_a_step_anew_lost_says_whether_its_code_suffices(
+    drift: float, worst: float, suffices: bool
+) -> None:
+    """It tells nothing of the change; but if it lost too much, nothing may lean on it."""
     policy = Adaptive(40.0)
-    assert policy.choose(StepFacts(1, None, drift, last)) == policy.usual
+    chosen = policy.choose(StepFacts(1, None, drift, ANEW, worst))
+    assert chosen == (policy.usual if suffices else IN_FULL)
+
+
+@given(targets, drifts, drifts, coded)
+def test_a_head_of_one_token_may_lose_no_more_than_so_many_times_the_mean(
+    target: float, drift: float, worst: float, last: int
+) -> None:
+    """Whichever of both needs more bits decides."""
+    policy, travel = Adaptive(target), Travel.all_in(last)
+    by_mean = bits_of(policy.choose(StepFacts(3, None, drift, travel)))
+    by_worst = bits_of(policy.choose(StepFacts(3, None, worst / 10**2.5, travel)))
+    chosen = policy.choose(StepFacts(3, None, drift, travel, worst))
+    assert bits_of(chosen) == max(by_mean, by_worst)
 
 
 @given(targets)
@@ -158,14 +194,15 @@ def test_adaptive_begins_in_full_for_the_highest_targets_only() -> None:
 
 
 @pytest.mark.parametrize("last", BITS)
-@pytest.mark.parametrize(("target", "first"), [(40.0, ANEW), (90.0, IN_FULL)])
-def test_nothing_lost_needs_fewest_bits_and_a_huge_or_unknown_loss_a_refresh(
-    last: int, target: float, first: Travel
+@pytest.mark.parametrize("target", [40.0, 90.0])
+def test_nothing_lost_needs_fewest_bits_and_a_huge_or_unknown_loss_a_step_in_full(
+    last: int, target: float
 ) -> None:
     policy, travel = Adaptive(target), Travel.all_in(last)
     assert policy.choose(StepFacts(3, None, 0.0, travel)) == Travel.all_in(min(BITS))
     for drift in (1e9, 1e300, float("inf"), float("nan")):
-        assert policy.choose(StepFacts(3, None, drift, travel)) == first
+        assert policy.choose(StepFacts(3, None, drift, travel)) == IN_FULL
+        assert policy.choose(StepFacts(3, None, 0.0, travel, drift)) == IN_FULL
 
 
 def test_a_high_target_begins_its_differences_with_most_bits() -> None:
@@ -187,7 +224,7 @@ def test_as_few_bits_as_keep_the_target(
     risen_db = rise_db * step / num_steps if num_steps else 0.0
     allowed = 10 ** ((gain_db + risen_db - target) / 10)
     fits = [bits for bits in BITS if change * distortion(bits) <= allowed]
-    assert chosen == (Travel.all_in(min(fits)) if fits else policy.first)
+    assert chosen == (Travel.all_in(min(fits)) if fits else IN_FULL)
 
 
 @given(targets, drifts, coded, st.tuples(st.integers(1, 19), st.integers(1, 19)).map(sorted))
@@ -243,7 +280,7 @@ def test_a_change_of_the_same_size_chooses_the_same_whatever_the_last_step_carri
 def test_every_number_of_bits_is_chosen_by_some_drift() -> None:
     policy = Adaptive(40.0)
     facts = [StepFacts(3, None, 10 ** (-place / 4), Travel.all_in(4)) for place in range(60)]
-    assert {bits_of(policy.choose(item)) for item in facts} == set(BITS)
+    assert {policy.choose(item) for item in facts} == {*map(Travel.all_in, BITS), IN_FULL}
 
 
 # As in the paper
@@ -331,16 +368,16 @@ def test_anew_is_another_kind_of_as_many_bytes(bits: int) -> None:
     ("travel", "element_bits", "group", "share"),
     [
         (IN_FULL, 16, 64, 1.0),
-        (Travel.all_in(8), 16, 64, 65 / 128),
-        (Travel.all_in(1), 32, 128, 17 / 512),
-        (Travel.all_in(3), 16, 24, 10 / 48),
-        (MIXED, 16, 64, (33 + 33 + 65 + 128) / (4 * 128)),
+        (Travel.all_in(8), 16, 64, 65.5 / 128),
+        (Travel.all_in(1), 32, 128, 17.5 / 512),
+        (Travel.all_in(3), 16, 24, 10.5 / 48),
+        (MIXED, 16, 64, (33.5 + 33.5 + 65.5 + 128) / (4 * 128)),
         (replace(IN_FULL, omitted=0.25), 16, 64, (0.75 * 3 + 1) / 4),
-        (replace(MIXED, omitted=0.5), 16, 64, (0.5 * (33 + 33 + 65) + 128) / (4 * 128)),
+        (replace(MIXED, omitted=0.5), 16, 64, (0.5 * (33.5 + 33.5 + 65.5) + 128) / (4 * 128)),
         (REUSING, 16, 64, 0.5),
     ],
 )
-def test_the_share_that_is_sent_counts_the_bytes_of_steps(
+def test_the_share_that_is_sent_counts_the_bits_of_scales(
     travel: Travel, element_bits: int, group: int, share: float
 ) -> None:
     assert travel.sent_share(element_bits, group) == pytest.approx(share)
@@ -388,7 +425,7 @@ def test_where_no_tokens_are_left_out_only_what_is_coded_is_remembered(
 def test_a_kind_of_step_that_stands_alone_needs_nothing() -> None:
     """All of a policy need what those need that lean on others."""
     policy = Adaptive(40.0)
-    leaning = [travel for travel in policy.travels if travel != policy.first]
+    leaning = [travel for travel in policy.travels if not travel.stands_alone]
     assert Remembered.for_all(policy.travels) == Remembered.for_all(leaning)
     assert len(leaning) == len(BITS)
 

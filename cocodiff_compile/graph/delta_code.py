@@ -1,15 +1,23 @@
 """A tensor as few bits per element: the coded difference to what the receiver expects already.
 
 Elements are taken in groups of one head of one token. A group travels as one unsigned number of
-`bits` bits per element and eight bits for the size of a step:
+`bits` bits per element and twelve bits for its scale:
 
-    number   floor(difference * (1 / step)) in -L/2 .. L/2 - 1, L = 2**bits; stands for the middle
-    step     2**e * (1 + m/8), e in -20..11, as e * 8 + m in eight bits; NONE for a group that is
+    number   floor(difference / step) in -L/2 .. L/2 - 1, L = 2**bits; stands for the middle
+    scale    L/2 steps of half the difference: 2**e * (1 + m/8), e in -127..128, as
+             (e + 127) * 8 + m in eleven bits; 0 for no difference at all; NONE for a group that is
              not finite: the receiver takes it for NaN, and neither side remembers it
+    plain    the twelfth bit: the spreads of places, see below, do not count for this group
+
+A group keeps its relative precision whatever the others are, from the smallest normal number to the
+largest; one that differs by less than that arrives as if it did not, or closer. Halves are coded
+since the difference of two finite numbers need not be finite.
 
 Places in a head differ in how much they change, by rotary frequency and by weights: differences are
 divided by the spread of their place over all groups of a message first, which travels in eight bits
-per place, like a step. That is worth 4 to 5 dB with 2 bits on the small trained model.
+per place. That is worth 4 to 5 dB with 2 bits on the small trained model. In the spreads no group
+has more say than is usual, however large it is, and one that they do not fit is plain: a token with
+a pattern of its own may be largest where spreads are small, and would have a far larger step.
 
 Sender and receiver turn words into numbers by the same exact arithmetic, so that both remember the
 same: what the next value is expected to be. That is this value and AHEAD of its difference to what
@@ -21,9 +29,9 @@ turns can grow for a while; changes of a model are not like that.
     difference = value - memory      arrives: memory + decoded      memory += (1 + AHEAD) * decoded
     anew:        value               arrives: decoded               memory = decoded
 
-    difference [P, n, G] -> words [P, (n*G*bits + 8*n + 8*G) / 32] -> difference, decoded [P, n, G]
+    difference [P, n, G] -> words [P, (n*G*bits + 12*n + 8*G) / 32] -> difference, decoded [P, n, G]
 
-Numbers, steps and spreads each begin a new word. Words are 32 bits long and held as float32, of
+Numbers, scales and spreads each begin a new word. Words are 32 bits long and held as float32, of
 which only the bits count. Numbers are held as float32 too: of what Inductor generates for CPUs that
 have no AVX-512, loops that load integers took two to four times as long.
 
@@ -31,6 +39,8 @@ Plain functions of tensors: passes trace them into graphs, tests call them.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,19 +52,46 @@ FULL = 0
 """In place of a number of bits: as it is, not coded."""
 GROUP_MULTIPLE = 8
 """A group has a multiple of so many elements, so that its numbers fill bytes."""
-NONE = 255
+SCALE_BITS = 12
+SPREAD_BITS = 8
+NONE = 2047
+"""The scale of a group that is not finite."""
+PLAIN = 2048
+"""Is added to the scale of a group that is coded without spreads."""
+NO_EXPONENT = 128.0
+"""More than any that a finite group has."""
 AHEAD = 0.5
 """Of 0, 0.3, 0.5 and 0.65 this came closest to the exact pictures of the small trained model, by 3
 to 8 dB more than 0 with 1 to 3 bits.
 """
-_BIAS = (127 - 20) * 8
-"""Of a step of 2**-20, in eighths of the exponent that float32 has."""
+FLOOR = 1 / 8
+"""Of the usual size of a group: what a smaller one loses is measured against so much."""
+_MISFIT = 4.0
+"""A group is plain if with spreads its step would be more than so many times as large."""
+_LARGEST_SHAPED = 100.0
+"""Exponents beyond which, up and down, groups are plain: spreads could take a scale or a product
+out of the range in which it is exact."""
+_LEAST_STEP = 2.0**-40
+"""Below all of groups that are normalized and not zero."""
+_NOTHING = 0.1
+"""A plain group is coded as zero if its energy is less than so much of a squared step, which is as
+small as it can be then: the middle of one would be farther off."""
+_TINY = 1e-30
+_MANTISSA_BITS = 23
+_EXPONENT_BIAS = 127
+_SPREAD_BIAS = (127 - 20) * 8
+"""Of a spread of 2**-20, in eighths of the exponent that float32 has."""
 _BELOW_EIGHTHS = 20
-"""Bits of float32 that a step does not have."""
+"""Bits of float32 that scales and spreads do not have."""
 _WORD = 32
-_CODE = 8
-"""Bits of a step."""
-_PLANES = {1: ((1, 0),), 2: ((2, 0),), 3: ((2, 0), (1, 2)), 4: ((4, 0),), 8: ((8, 0),)}
+_PLANES = {
+    1: ((1, 0),),
+    2: ((2, 0),),
+    3: ((2, 0), (1, 2)),
+    4: ((4, 0),),
+    8: ((8, 0),),
+    12: ((8, 0), (4, 8)),
+}
 """The fields that an element's bits are kept in: how wide they are, and the lowest of the bits."""
 _STEP = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
 """Step over the root mean square of a group that loses least of normally distributed elements."""
@@ -68,20 +105,21 @@ def distortion(bits: int) -> float:
     return _DISTORTION[bits]
 
 
-def code_bytes(bits: int, group: int) -> int:
-    """Bytes of one coded group, the step's included."""
-    return group * bits // 8 + 1
+def code_bits(bits: int, group: int) -> int:
+    """Bits of one coded group, its scale included."""
+    return group * bits + SCALE_BITS
 
 
 def send(
     values: Tensor, memory: Tensor, bits: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Words to send, what is remembered from now on, and what will arrive."""
-    expected = 0.0 if is_anew else memory.to(torch.float32)
-    difference = values.to(torch.float32) - expected
-    spread = _in_memory(spread_code(difference))
-    number, code = quantize(difference * _in_memory(1 / _step(spread)), bits)
-    coded = torch.cat([pack(number, bits), pack(code, _CODE), pack(spread, _CODE)], 1)
+    half = values.to(torch.float32) * 0.5
+    difference = half if is_anew else half - memory.to(torch.float32) * 0.5
+    groups = normalize(difference)
+    spread = _in_memory(spread_code(groups))
+    number, code = quantize(groups, spread, bits)
+    coded = torch.cat([pack(number, bits), pack(code, SCALE_BITS), pack(spread, SPREAD_BITS)], 1)
     return coded, *advance(memory, number, code, spread, bits, is_anew)
 
 
@@ -90,31 +128,114 @@ def update(
 ) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
     num_ranks, rows, group = memory.shape
-    sizes = [num_words(rows * group, bits), num_words(rows, _CODE), num_words(group, _CODE)]
-    numbers, codes, spreads = torch.split(coded, sizes, 1)
-    number = unpack(numbers, rows * group, bits).view(memory.shape)
-    code = unpack(codes, rows, _CODE).view(num_ranks, rows, 1)
-    spread = unpack(spreads, group, _CODE).view(num_ranks, 1, group)
+    counts = ((rows * group, bits), (rows, SCALE_BITS), (group, SPREAD_BITS))
+    parts = torch.split(coded, [num_words(*item) for item in counts], 1)
+    numbers, codes, spreads = (
+        unpack(part, *item) for part, item in zip(parts, counts, strict=True)
+    )
+    number = numbers.view(memory.shape)
+    code = codes.view(num_ranks, rows, 1)
+    spread = spreads.view(num_ranks, 1, group)
     return advance(memory, number, code, spread, bits, is_anew)
 
 
-def spread_code(difference: Tensor) -> Tensor:
+class Normalized(NamedTuple):
+    """Differences of which each group was multiplied by a power of two."""
+
+    unit: Tensor
+    """[P, n, G]: 0, or as much that the largest of a group is 2 to 4. Less only where a group has
+    nothing but numbers below the smallest normal one."""
+    largest: Tensor
+    """Of a group, [P, n, 1]."""
+    energy: Tensor
+    """The mean square of a group, [P, n, 1]."""
+    exponent: Tensor
+    """A difference is `unit * 2**exponent`; NO_EXPONENT if a group is not finite, [P, n, 1]."""
+
+
+def normalize(difference: Tensor) -> Normalized:
+    """From here on no square overflows or vanishes. A group that is not finite becomes zeros."""
+    largest = _in_memory(difference.abs().amax(-1, keepdim=True))
+    is_finite = largest < float("inf")
+    biased = (largest.view(torch.int32) >> _MANTISSA_BITS).clamp(1, 2 * _EXPONENT_BIAS)
+    to_unit = ((2 * _EXPONENT_BIAS + 1 - biased) << _MANTISSA_BITS).view(torch.float32)
+    to_unit = _in_memory(torch.where(is_finite, to_unit, 0.0))
+    unit = torch.where(to_unit > 0, difference * to_unit, 0.0)
+    exponent = (biased - (_EXPONENT_BIAS + 1)).to(torch.float32)
+    return Normalized(
+        unit,
+        torch.where(is_finite, largest * to_unit, 0.0),
+        _in_memory((unit * unit).mean(-1, keepdim=True)),
+        _in_memory(torch.where(is_finite, exponent, NO_EXPONENT)),
+    )
+
+
+def spread_code(groups: Normalized) -> Tensor:
     """How much each place of a group varies over all groups, over the mean of all places: as codes
-    of steps, [P, 1, G]. Of what is not finite nothing counts.
+    [P, 1, G]. A group counts by its energy, but none for more than is usual: one token that is a
+    thousand times larger than the others must not decide how these are coded.
     """
-    known = torch.where(difference.abs() < float("inf"), difference, 0.0)
-    square = (known * known).mean(1, keepdim=True)
-    spread = (square / (square.mean(-1, keepdim=True) + 1e-30)).sqrt()
-    return _nearest_code(spread)
+    square = groups.unit * groups.unit * _in_memory(_weight(groups))
+    square = square.mean(1, keepdim=True)
+    spread = (square / (square.mean(-1, keepdim=True) + _TINY)).sqrt()
+    return (_eighths(spread) - _SPREAD_BIAS).clamp(0, (1 << SPREAD_BITS) - 1).to(torch.float32)
 
 
-def quantize(difference: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Numbers, [P, n, G], and codes of steps, [P, n, 1]."""
-    code = _in_memory(_step_code(difference, bits))
+def _weight(groups: Normalized) -> Tensor:
+    """By which a group's squares count, [P, n, 1]: its energy is then that of its differences over
+    what is usual in a message, or 1 if that is less.
+    """
+    counts = groups.energy > 0
+    logs = _in_memory(torch.where(counts, groups.energy.log2() + 2 * groups.exponent, 0.0))
+    energy = torch.exp2((logs - _usual(logs, counts)).clamp(max=0.0))
+    return torch.where(counts, energy / groups.energy, 0.0)
+
+
+def _usual(logs: Tensor, counts: Tensor) -> Tensor:
+    """The mean over groups that count, [P, 1, 1], of which those that are far from it hardly have a
+    part, however far: they are brought as close to it as others are in the mean, twice.
+    """
+    number = counts.sum(1, keepdim=True).clamp(min=1)
+    usual = logs.sum(1, keepdim=True) / number
+    for _ in range(2):
+        apart = torch.where(counts, logs - usual, 0.0)
+        most = apart.abs().sum(1, keepdim=True) / number
+        usual = usual + apart.clamp(-most, most).sum(1, keepdim=True) / number
+    return usual
+
+
+def quantize(groups: Normalized, spread: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Numbers, [P, n, G], and codes of scales, [P, n, 1]."""
+    unit, _, energy, exponent = groups
+    per_spread = _in_memory(1 / _spread(spread))
+    wanted, is_plain = _choose_step(groups, unit * per_spread, bits)
+    whole = exponent.to(torch.int32) * 8 + 8 * (bits - 1)
+    code = (_eighths(wanted.clamp(min=_LEAST_STEP)) + whole).clamp(1, NONE - 1)
+    step = ((code - whole) << _BELOW_EIGHTHS).view(torch.float32)
+    per_step, plain = _in_memory(1 / step), _in_memory(is_plain.to(torch.float32))
     half = 1 << (bits - 1)
-    per_step = _in_memory(1 / _step(code))
-    number = torch.floor(difference * per_step).clamp(-half, half - 1) + half
-    return _in_memory(torch.where(code == NONE, 0.0, number)), code
+    steps = unit * torch.where(plain > 0, 1.0, per_spread) * per_step
+    number = _in_memory(torch.floor(steps).clamp(-half, half - 1) + half)
+    is_nothing = energy < step * step * _NOTHING
+    code = torch.where(is_plain, torch.where(is_nothing, 0, code) + PLAIN, code)
+    code = torch.where(exponent < NO_EXPONENT, code, NONE)
+    return number, _in_memory(code.to(torch.float32))
+
+
+def _choose_step(groups: Normalized, shaped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The wanted step of each group, [P, n, 1], and whether it is plain. `shaped`: elements over
+    the spreads of their places, to which most groups fit.
+    """
+    if bits in _STEP:
+        even = groups.energy.sqrt() * _STEP[bits]
+        wanted = (shaped * shaped).mean(-1, keepdim=True).sqrt() * _STEP[bits]
+    else:
+        most = (1 << (bits - 1)) - 0.5
+        even = groups.largest / most
+        wanted = shaped.abs().amax(-1, keepdim=True) / most
+    wanted = _in_memory(wanted)
+    is_plain = (wanted > _MISFIT * even) | (groups.exponent.abs() > _LARGEST_SHAPED)
+    return torch.where(is_plain, even, wanted), is_plain
 
 
 def num_words(count: int, bits: int) -> int:
@@ -143,25 +264,35 @@ def unpack(words: Tensor, count: int, bits: int) -> Tensor:
     return _in_memory(number.to(torch.float32))
 
 
-def difference_of(number: Tensor, code: Tensor, bits: int) -> Tensor:
-    """[P, n, G]; NaN where a group is none."""
-    middle = number + (0.5 - (1 << (bits - 1)))
-    return middle * _in_memory(torch.where(code == NONE, float("nan"), _step(code)))
+def half_difference(number: Tensor, code: Tensor, spread: Tensor, bits: int) -> Tensor:
+    """[P, n, G]; NaN where a group is none. Half of the difference of any two finite values is
+    finite, the whole need not be. No product is rounded, so that it is all one whether a compiler
+    joins the last of them with the sum that follows.
+    """
+    half = 1 << (bits - 1)
+    middle = number + (0.5 - half)
+    scale, plain = map(_in_memory, _scale(code))
+    shaped = _in_memory(_spread(spread) * (2 / half))
+    return middle * torch.where(plain > 0, 2 / half, shaped) * scale
 
 
 def advance(
     memory: Tensor, number: Tensor, code: Tensor, spread: Tensor, bits: int, is_anew: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: NaN where a group is none."""
-    if is_anew:
-        memory = torch.zeros_like(memory)
-    difference = difference_of(number, code, bits) * _in_memory(_step(spread))
-    old, most = memory.to(torch.float32), torch.finfo(memory.dtype).max
-    ahead = 0.0 if is_anew else AHEAD
-    expected = (old + (1 + ahead) * difference).clamp(-most, most).to(memory.dtype)
-    arrived = (old + difference).clamp(-most, most).to(memory.dtype)
+    difference = half_difference(number, code, spread, bits)
+    old = torch.zeros_like(memory) if is_anew else memory
+    arrived = _moved(old, difference)
+    expected = arrived if is_anew else _moved(old, (1 + AHEAD) * difference)
     # Not isnan(), which Inductor does not compute in vectors.
-    return torch.where(torch.eq(difference, difference), expected, memory), arrived
+    return torch.where(torch.eq(difference, difference), expected, old), arrived
+
+
+def _moved(old: Tensor, half: Tensor) -> Tensor:
+    """`old` and twice `half`, which may be more than any number of its type, rounded once."""
+    moved = old.to(torch.float32) * 0.5 + half
+    most = torch.finfo(old.dtype).max / 2
+    return (moved.clamp(-most, most) * 2).to(old.dtype)
 
 
 def finite_or(values: Tensor, old: Tensor | float) -> Tensor:
@@ -169,11 +300,27 @@ def finite_or(values: Tensor, old: Tensor | float) -> Tensor:
     return torch.where(values.abs() < float("inf"), values, old)
 
 
-def lost_share(values: Tensor, arrived: Tensor) -> Tensor:
-    """Energy of what the code left out, over that of what was to be sent."""
+def lost_shares(values: Tensor, arrived: Tensor) -> Tensor:
+    """What groups [P, n, G] lost, as a share of their own energy: the mean over all groups, and the
+    worst of them, [2]. A group that is far smaller than its like counts as if it had FLOOR of their
+    usual size: no group can be so large that it hides what others lose. NaN if anything is not
+    finite.
+    """
     values = values.to(torch.float32)
-    rest = values - arrived.to(torch.float32)
-    return (rest * rest).sum() / ((values * values).sum() + 1e-30)
+    size, lost = _root_mean_square(values), _root_mean_square(values - arrived.to(torch.float32))
+    counts = (size > 0) & (size < float("inf"))
+    logs = _in_memory(torch.where(counts, size.log2(), 0.0))
+    usual = torch.where(counts.any(1, keepdim=True), torch.exp2(_usual(logs, counts)), 0.0)
+    least = (usual * FLOOR).clamp(min=torch.finfo(torch.float32).tiny)
+    share = (lost / torch.maximum(size, least)).square()
+    return torch.stack([share.mean(), share.amax()])
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    """Of each group, [P, n, 1], whatever its squares are."""
+    least = torch.finfo(torch.float32).tiny
+    largest = _in_memory(values.abs().amax(-1, keepdim=True).clamp(min=least))
+    return largest * (values / largest).square().mean(-1, keepdim=True).sqrt()
 
 
 def _in_memory(values: Tensor) -> Tensor:
@@ -183,29 +330,35 @@ def _in_memory(values: Tensor) -> Tensor:
     return values.as_strided(values.shape, values.stride())
 
 
-def _step_code(difference: Tensor, bits: int) -> Tensor:
-    """[P, n, 1]"""
-    largest = difference.abs().amax(-1, keepdim=True)
-    code = _nearest_code(_wanted_step(difference, largest, bits))
-    return torch.where(largest < float("inf"), code, float(NONE))
+def _eighths(wanted: Tensor) -> Tensor:
+    """The exponent of the next larger number that has three bits behind the point, in eighths, and
+    these: what fits the wanted one fits the coded one.
+    """
+    return (wanted.view(torch.int32) + ((1 << _BELOW_EIGHTHS) - 1)) >> _BELOW_EIGHTHS
 
 
-def _nearest_code(wanted: Tensor) -> Tensor:
-    """Of the next larger step, so that what fits the wanted one fits the coded one."""
-    eighths = (wanted.view(torch.int32) + ((1 << _BELOW_EIGHTHS) - 1)) >> _BELOW_EIGHTHS
-    return (eighths - _BIAS).clamp(0, NONE - 1).to(torch.float32)
+def _spread(code: Tensor) -> Tensor:
+    """That a code stands for."""
+    return ((code.to(torch.int32) + _SPREAD_BIAS) << _BELOW_EIGHTHS).view(torch.float32)
 
 
-def _wanted_step(difference: Tensor, largest: Tensor, bits: int) -> Tensor:
-    if bits not in _STEP:
-        return largest / ((1 << (bits - 1)) - 0.5)
-    square = (difference * difference).mean(-1, keepdim=True)
-    return square.sqrt().mul(_STEP[bits])
+def _scale(code: Tensor) -> tuple[Tensor, Tensor]:
+    """Half of the scale that a code stands for, and 1 if it says that a group is plain. In three
+    factors, each a normal number, of which the product need not be one.
+    """
+    code = code.to(torch.int32)
+    plain, code = code >> (SCALE_BITS - 1), code & NONE
+    exponent, eighths = code >> 3, code & 7
+    lower = exponent >> 1
+    scale = (eighths.to(torch.float32) * 0.125 + 1) * _power(lower - 64)
+    scale = scale * _power(exponent - lower - 64)
+    scale = torch.where(code == 0, 0.0, torch.where(code == NONE, float("nan"), scale))
+    return scale, plain.to(torch.float32)
 
 
-def _step(code: Tensor) -> Tensor:
-    """The step that a code stands for."""
-    return ((code.to(torch.int32) + _BIAS) << _BELOW_EIGHTHS).view(torch.float32)
+def _power(exponent: Tensor) -> Tensor:
+    """Of two."""
+    return ((exponent + _EXPONENT_BIAS) << _MANTISSA_BITS).view(torch.float32)
 
 
 def _plane_words(count: int, width: int) -> int:

@@ -34,7 +34,7 @@ from cocodiff_compile.graph.aten import (
     size_bytes,
     value_of,
 )
-from cocodiff_compile.graph.delta_code import FULL, finite_or, lost_share, send, update
+from cocodiff_compile.graph.delta_code import FULL, finite_or, lost_shares, send, update
 from cocodiff_compile.graph.inline import Inliner
 from cocodiff_compile.graph.records import Exchange
 from cocodiff_compile.graph.token_rows import changed_most, put_tokens, take_tokens
@@ -61,7 +61,7 @@ class RememberedExchange:
     exchange: Exchange
     flat: AllToAll
     group: int
-    """Elements that share a step."""
+    """Elements that share a scale."""
     sent: Node | None
     held: Node | None
 
@@ -98,7 +98,7 @@ class RememberedExchange:
         return self._replaced(start, received, received)
 
     def coded(self, bits: int, is_anew: bool) -> tuple[Exchange, Callable[[], Node]]:
-        """And what gives, if it is called, the share of the energy sent that is lost."""
+        """And what gives, if it is called, the shares that heads of tokens lost: mean and worst."""
         with self.graph.inserting_before(self.flat.start):
             packed = self._in_groups(emit_contiguous(self.graph, self.flat.source))
             # Anew, of what is remembered only the shape counts.
@@ -114,8 +114,8 @@ class RememberedExchange:
 
         def lost() -> Node:
             with self.graph.inserting_before(start):
-                share: Node = self._call(lost_share, packed, arriving)
-                return share
+                shares: Node = self._call(lost_shares, packed, arriving)
+                return shares
 
         return self._replaced(start, wait, result), lost
 

@@ -88,8 +88,8 @@ class Memory:
     weights: Weights
     turn: int = 0
     """Of the last call."""
-    is_coded: bool = False
-    """Whether the last call leaned on an earlier one, and has a drift."""
+    carried: Travel | None = None
+    """What the last call did."""
 
     @functools.cached_property
     def size_bytes(self) -> int:

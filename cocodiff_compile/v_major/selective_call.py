@@ -7,9 +7,10 @@ of a step they compare it, so that a rank that is elsewhere is an error on all a
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,22 +63,24 @@ class _Place:
     memories: int
     """Calls of which something is remembered."""
     drift: float | None = None
+    worst: float = 0.0
 
     @property
     def without_drift(self) -> _Place:
-        return replace(self, drift=None)
+        return replace(self, drift=None, worst=0.0)
 
     def to_numbers(self) -> list[int]:
         """Whole ones, which every device has."""
-        (drift,) = struct.unpack("<q", struct.pack("<d", self.drift or 0.0))
+        lost = struct.unpack("<qq", struct.pack("<dd", self.drift or 0.0, self.worst))
         flags = int(self.is_out_of_order), int(self.drift is not None)
-        return [self.step, self.num_steps, self.last, self.memories, *flags, drift]
+        return [self.step, self.num_steps, self.last, self.memories, *flags, *lost]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> _Place:
-        step, num_steps, last, memories, is_out_of_order, has_drift, bits = numbers
-        (drift,) = struct.unpack("<d", struct.pack("<q", bits)) if has_drift else (None,)
-        return cls(step, num_steps, last, bool(is_out_of_order), memories, drift)
+        step, num_steps, last, memories, is_out_of_order, has_drift, *lost = numbers
+        drift, worst = struct.unpack("<dd", struct.pack("<qq", *lost))
+        place = cls(step, num_steps, last, bool(is_out_of_order), memories)
+        return replace(place, drift=drift, worst=worst) if has_drift else place
 
     def __str__(self) -> str:
         if self.step == _LOST:
@@ -145,7 +148,7 @@ class SelectiveCall:
                 return self.variant(None).run(args)
             run.memories[key] = memory
         variant = self.variant(travel)
-        memory.turn, memory.is_coded = run.turn, not travel.stands_alone
+        memory.turn, memory.carried = run.turn, travel
         self._note(run, travel)
         given = [*args, *memory.tensors]
         if memory.drift is not None:
@@ -185,10 +188,10 @@ class SelectiveCall:
             zlib.crc32(str(last).encode()),
             run.is_out_of_order,
             len(self._own_memories(run)),
-            self._own_drift(run, choice),
+            *self._own_drift(run, choice),
         )
-        drift = self._agree(place)
-        facts = StepFacts(run.current_step, run.num_steps, drift, last)
+        drift, worst = self._agree(place)
+        facts = StepFacts(run.current_step, run.num_steps, drift, last, worst)
         is_alone = run.is_out_of_order or choice is None
         travel = self.policy.first if is_alone else self.policy.choose(facts)
         record = StepRecord(run.current_step)
@@ -199,33 +202,39 @@ class SelectiveCall:
     def _own_memories(self, run: Denoising) -> list[Memory]:
         return [item for key, item in run.memories.items() if key[0] is self]  # type: ignore[index]
 
-    def _own_drift(self, run: Denoising, last: Choice | None) -> float | None:
-        """Of all calls of the last step, on this rank."""
+    def _own_drift(self, run: Denoising, last: Choice | None) -> tuple[float | None, float]:
+        """The mean of all calls of the last step, on this rank, and the worst. Of those that
+        carried what the step did: a call that is new in it does not.
+        """
         drifts = [
             item.drift
             for item in self._own_memories(run)
-            if last is not None and item.turn == last.turn and item.is_coded
+            if last is not None and item.turn == last.turn and item.carried == last.travel
         ]
         found = [drift for drift in drifts if drift is not None]
-        return float(torch.stack(found).mean()) if found else None
+        if not found or last is None or last.travel.is_full:
+            return None, 0.0
+        means, worst = torch.stack(found).unbind(1)
+        return float(means.mean()), float(worst.amax())
 
-    def _agree(self, mine: _Place) -> float | None:
-        """The mean drift of all ranks, which must be in the same place: from here on all choose
-        alike. Where groups are the axes of a grid, that is one mean over the whole grid. One
-        collective per group, so that a rank that is elsewhere meets the others in it; a rank that
-        knows of one goes on, to tell its other groups.
+    def _agree(self, mine: _Place) -> tuple[float | None, float]:
+        """The mean drift of all ranks and the worst, which must be in the same place: from here on
+        all choose alike. Where groups are the axes of a grid, that is one mean over the whole grid.
+        One collective per group, so that a rank that is elsewhere meets the others in it; a rank
+        that knows of one goes on, to tell its other groups.
         """
         error = ""
         for name in self.groups if ranks_are_real() else ():
             places = self._places(name, mine)
             error = error or _disagreement(places)
             drifts = [place.drift for place in places.values() if place.drift is not None]
-            mine = replace(mine, drift=sum(drifts) / len(drifts) if drifts else None)
+            worst = _largest(place.worst for place in places.values())
+            mine = replace(mine, drift=sum(drifts) / len(drifts) if drifts else None, worst=worst)
             if error:
                 mine = replace(mine, step=_LOST)
         if error:
             raise PeerError(error)
-        return mine.drift
+        return mine.drift, mine.worst
 
     def _places(self, name: str, mine: _Place) -> dict[int, _Place]:
         """Of the ranks of a group."""
@@ -256,8 +265,14 @@ class SelectiveCall:
                 torch.zeros(item.shape, dtype=item.dtype, device=item.device) for item in fakes
             ]
             has_drift = self.policy.measures_drift and bool(tensors)
-            drift = torch.zeros((), dtype=torch.float32, device=self.device) if has_drift else None
+            drift = torch.zeros(2, dtype=torch.float32, device=self.device) if has_drift else None
         return Memory(tensors, drift, Weights(weights))
+
+
+def _largest(numbers: Iterable[float]) -> float:
+    """NaN if any is: what is unknown on one rank is unknown to all."""
+    found = list(numbers)
+    return next((number for number in found if math.isnan(number)), max(found))
 
 
 def _disagreement(places: Mapping[int, _Place]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cocodiff_compile.graph.delta_code import FULL, code_bytes
+from cocodiff_compile.graph.delta_code import FULL, code_bits
 from cocodiff_compile.graph.records import Role
 
 ROLES: tuple[Role, ...] = ("q", "k", "v", "o")
@@ -41,9 +41,9 @@ class Travel:
         return self.is_anew or self.is_full
 
     def share_of(self, role: Role, element_bits: int, group: int) -> float:
-        """Bytes that are sent of a role, over those in full; `group` elements share a step."""
+        """Bytes that are sent of a role, over those in full; `group` elements share a scale."""
         bits = self.bits_of()[role]
-        coded = 1.0 if bits == FULL else 8 * code_bytes(bits, group) / (group * element_bits)
+        coded = 1.0 if bits == FULL else code_bits(bits, group) / (group * element_bits)
         is_whole = role == "o" and not self.reuses_output
         return coded * (1.0 if is_whole else 1.0 - self.omitted)
 
