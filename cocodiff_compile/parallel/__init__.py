@@ -41,6 +41,12 @@ def parallelize(
     tokens must divide, since nothing then says what an attention's keys are made of. The calls of
     one model follow each other; two models may be called as their groups allow.
 
+    The model may be changed afterwards, alike on every rank: other attention processors, fused
+    projections, adapters, offloading, replaced blocks, a cache of diffusers, whose decisions become
+    those of all ranks. It is looked at before every call and prepared anew, or refused with a
+    ValueError that says what to do. A cache from elsewhere that decides from tokens must make its
+    ranks agree itself.
+
     Raises ValueError, with the model untouched, for what would compute something wrong or fail
     without a reason later; for tokens that cannot be padded, when the model is called.
 
