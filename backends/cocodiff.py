@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from cocodiff_compile.agreement.failures import failures_told
+from cocodiff_compile.agreement.attempts import failures_told
 from cocodiff_compile.agreement.graph_rounds import graph_rounds
 from cocodiff_compile.agreement.world import ranks_are_real
 from cocodiff_compile.backends.choose import device_backend
@@ -138,7 +138,7 @@ def _compile_inner(
     dumps = Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with graph_rounds(gm.graph, report.recognition, config, live) as rounds:
-        differ = _rows_differ(report.recognition, live, alone=rounds is None)
+        differ = _rows_differ(report.recognition, live, alone=rounds.rounds is None)
         plan = _plan(report.recognition, config, live, device, differ)
         report = Pipeline(plan.cutting, dumps.observers).run(gm, report)
         sites = report.recognition.sites

@@ -1,0 +1,100 @@
+"""A thread beside the one that computes: it beats, and while compiled code runs for longer than a
+moment it listens to the other ranks.
+
+A rank that waits in a collective can neither answer nor raise. Its watch answers those that ask
+what it runs, and reads the failures of others. If the collective can never end, the watch closes
+the groups, so that it raises, and says why (`Standing.closed`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import torch.distributed as dist
+
+from cocodiff_compile.agreement.call_rounds import answer
+from cocodiff_compile.agreement.close_groups import close_groups
+from cocodiff_compile.agreement.failures import failure_of, is_told, tell
+from cocodiff_compile.agreement.heartbeat import BEAT_S, beat, say_ended
+from cocodiff_compile.agreement.standing import Ranks, standing
+from cocodiff_compile.agreement.waiting import closed_by_others, say_closed
+from cocodiff_compile.agreement.world import PerWorld
+from cocodiff_compile.compat import default_store
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+RUNS_LONG_S = 1.0
+EXIT_WORDS_S = 5.0
+"""How long a process that ends with an error stays for others to read it."""
+
+
+class _Watch:
+    """Of one world; ends with it. The store is not held: it would outlive the world."""
+
+    def __init__(self) -> None:
+        self._world: Any = weakref.ref(dist.group.WORLD)
+        self._rank = dist.get_rank()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cocodiff-watch", daemon=True)
+        self._thread.start()
+        # Without this the interpreter may end in the middle of a call to the store.
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        if self._is_of_this_world():
+            error = getattr(sys, "last_value", None)
+            if error is not None and not is_told(error):
+                tell(error, "ended", None, EXIT_WORDS_S)
+            with suppress(dist.DistError):
+                say_ended(default_store(), self._rank)
+
+    def _is_of_this_world(self) -> bool:
+        return dist.is_initialized() and dist.group.WORLD is self._world()
+
+    def _run(self) -> None:
+        number, beaten = 0, float("-inf")
+        # The store goes with its process; whoever waits for this rank finds out by itself.
+        with suppress(RuntimeError, AssertionError, ValueError):
+            while not self._stop.is_set() and self._is_of_this_world():
+                now = time.monotonic()
+                if now - beaten >= BEAT_S:
+                    number, beaten = number + 1, now
+                    beat(default_store(), self._rank, number)
+                self._look(now)
+                self._stop.wait(TICK_S)
+
+    def _look(self, now: float) -> None:
+        own = standing.get()
+        for ranks, group in list(own.groups.items()):
+            since = group.running_since
+            if own.closed or since is None or now - since < RUNS_LONG_S:
+                continue
+            with own.lock:
+                cause = failure_of(ranks, group.calls) or answer(ranks, group)
+            if (cause or (cause := closed_by_others(ranks))) and group.running_since == since:
+                close(ranks, cause)
+
+
+def close(ranks: Ranks, cause: str) -> None:
+    """Closes the groups of these ranks: what waits for them raises, now and from now on."""
+    standing.get().closed = cause
+    say_closed(ranks, cause)
+    close_groups(ranks)
+
+
+_watches: PerWorld[_Watch] = PerWorld(_Watch)
+
+
+def begin_watch() -> None:
+    """Starts the watch of this world, unless it runs."""
+    _watches.get()
