@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
+.PHONY: demo test test-slow test-faults lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
 	bench-v-major bench-coding bench-recognize bench-tapa clean
 
 demo: $(STAMP)
@@ -17,6 +17,10 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# What every rank says when one of them goes wrong; part of test-slow.
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest -s tests/test_fault_matrix.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ from cocodiff_compile.agreement.standing import (
     standing,
 )
 from cocodiff_compile.agreement.waiting import stay_until_read, store_reached, wait_for
-from cocodiff_compile.compat import default_store
+from cocodiff_compile.agreement.world import world_store
 from cocodiff_compile.errors import PeerError
 
 DOES_RUN = ("what they do", "runs code that was compiled before")
@@ -64,14 +64,14 @@ def begin_call(plans: Mapping[Ranks, RunPlan]) -> None:
     with store_reached():
         for call in changed:
             _publish(call)
-            default_store().set(_asked_key(call.ranks, call.number), "")
+            world_store().set(_asked_key(call.ranks, call.number), "")
         for call in changed:
             _compare(call)
 
 
 def _publish(call: _Call) -> None:
     """The plan once, and for each call only which one it is."""
-    store, published = default_store(), standing.get().published
+    store, published = world_store(), standing.get().published
     if call.plan.digest not in published:
         store.set(_plan_key(call.plan.digest), json.dumps(call.plan.facts))
         published.add(call.plan.digest)
@@ -92,7 +92,7 @@ def _compare(call: _Call) -> None:
 
 
 def _plan_difference(keys: Mapping[int, str]) -> str:
-    store = default_store()
+    store = world_store()
     digests = {rank: store.get(key).decode() for rank, key in keys.items()}
     if len({*digests.values()}) == 1:
         return ""
@@ -104,7 +104,7 @@ def _plan_difference(keys: Mapping[int, str]) -> str:
 
 def _forget_last(ranks: Ranks, group: GroupStanding) -> None:
     """Everyone has come to this call, so that nobody reads the keys of an earlier one."""
-    store = default_store()
+    store = world_store()
     if group.last_compared is not None:
         store.delete_key(_call_key(ranks, group.last_compared, dist.get_rank()))
         if dist.get_rank() == ranks[0]:
@@ -124,7 +124,7 @@ def answer(ranks: Ranks, group: GroupStanding) -> str:
 
 
 def _answer_call(call: _Call, group: GroupStanding) -> str:
-    store = default_store()
+    store = world_store()
     is_compared = group.last_compared == call.number
     if is_compared or not store.check([_asked_key(call.ranks, call.number)]):
         return ""
@@ -137,7 +137,7 @@ def _answer_call(call: _Call, group: GroupStanding) -> str:
 
 def _answer_compile(call: _Call, group: GroupStanding) -> str:
     """To ranks that compile something new, and have not begun the call that this rank is in."""
-    store, rank, number = default_store(), dist.get_rank(), group.rounds
+    store, rank, number = world_store(), dist.get_rank(), group.rounds
     if not store.check([asked_key(call.ranks, number, call.number - 1)]):
         return ""
     keys = {other: round_key(call.ranks, number, "captured", other) for other in call.ranks}

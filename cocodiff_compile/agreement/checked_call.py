@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,13 +11,13 @@ from typing import Any
 import torch.distributed as dist
 
 from cocodiff_compile.agreement.call_rounds import begin_call
-from cocodiff_compile.agreement.failures import failure_of, tell
+from cocodiff_compile.agreement.failures import tell
 from cocodiff_compile.agreement.heartbeat import BEAT_S, Listener
 from cocodiff_compile.agreement.run_plans import SizedPlans
 from cocodiff_compile.agreement.standing import Ranks, RunPlan, standing
-from cocodiff_compile.agreement.waiting import closed_by_others, store_is_gone
-from cocodiff_compile.agreement.world import ranks_are_real
-from cocodiff_compile.compat import default_store
+from cocodiff_compile.agreement.waiting import store_is_gone
+from cocodiff_compile.agreement.watch import close, find_cause
+from cocodiff_compile.agreement.world import ranks_are_real, world_store
 from cocodiff_compile.errors import PeerError
 
 CAUSE_S = 3 * BEAT_S
@@ -59,31 +60,38 @@ class CheckedCall:
 def _raise_cause(error: BaseException, plans: Mapping[Ranks, RunPlan]) -> None:
     """Raises what another rank did, if that is why this one failed; else tells the others."""
     if isinstance(error, PeerError):
-        return
-    looks_s = CAUSE_S if isinstance(error, RuntimeError) else 0.0
+        return  # the others know
+    is_broken = isinstance(error, RuntimeError)
     try:
-        cause = standing.get().closed or _find_cause(plans, looks_s)
+        cause = standing.get().closed or (_look_for_cause(plans) if is_broken else "")
+        if cause and not standing.get().closed:
+            for ranks in plans:
+                close(ranks, cause)
     except dist.DistError as lost:
         cause = store_is_gone(lost)
     if cause:
-        raise PeerError(f"{cause} ({type(error).__name__}: {error})") from error
+        raise PeerError(f"{cause} ({_brief(error)})") from error
     tell(error, "failed while it ran compiled code", [*plans])
 
 
-def _find_cause(plans: Mapping[Ranks, RunPlan], looks_s: float) -> str:
-    """A failure that another rank told, or its silence."""
-    listener = Listener(default_store())
-    end = time.monotonic() + looks_s
-    while True:
+def _brief(error: BaseException) -> str:
+    """Without where in the source of gloo it happened, and what it advises."""
+    text = re.sub(r"^\[\S+\] ", "", str(error)).partition(". This is typically")[0]
+    return f"{type(error).__name__}: {text}"
+
+
+def _look_for_cause(plans: Mapping[Ranks, RunPlan]) -> str:
+    """What other ranks say, or the silence of one."""
+    listener = Listener(world_store())
+    end = time.monotonic() + CAUSE_S
+    others = sorted({rank for ranks in plans for rank in ranks} - {dist.get_rank()})
+    while time.monotonic() < end:
         for ranks in plans:
-            calls = standing.get().towards(ranks).calls
-            if cause := failure_of(ranks, calls) or closed_by_others(ranks):
+            if cause := find_cause(ranks, standing.get().towards(ranks).calls):
                 return cause
-        others = sorted({rank for ranks in plans for rank in ranks} - {dist.get_rank()})
-        # The last look comes when a rank that lives has beaten at least twice.
-        silent = listener.silent(others, 0.8 * looks_s)
-        if silent:
-            return f"ranks {silent} ended, were killed or hang: look at their output"
-        if time.monotonic() >= end:
-            return ""
         time.sleep(_POLL_S)
+        # When the last look comes, a rank that lives has beaten at least twice.
+        silent = listener.silent(others, 0.8 * CAUSE_S)
+        if silent:
+            return f"ranks {silent} were killed or hang: look at their output"
+    return ""

@@ -24,8 +24,7 @@ import torch.distributed as dist
 from cocodiff_compile.agreement.failures import meet, this_attempt
 from cocodiff_compile.agreement.standing import Facts, Ranks, group_key, standing
 from cocodiff_compile.agreement.waiting import stay_until_read, store_reached, wait_for
-from cocodiff_compile.agreement.world import PerWorld
-from cocodiff_compile.compat import default_store
+from cocodiff_compile.agreement.world import PerWorld, world_store
 from cocodiff_compile.errors import PeerError, UserError
 
 Groups = Mapping[str, Ranks]
@@ -69,7 +68,7 @@ class CompileRounds:
 
     def compare(self, stage: str, facts: Mapping[str, Facts]) -> None:
         """Waits for the facts of every rank of every group; raises on all if they differ."""
-        store, rank = default_store(), dist.get_rank()
+        store, rank = world_store(), dist.get_rank()
         with store_reached():
             for ranks, own in facts_by_ranks(self._groups, facts).items():
                 number = self._numbers[ranks]
@@ -79,7 +78,7 @@ class CompileRounds:
                 self._compare_group(ranks, number, stage)
 
     def _compare_group(self, ranks: Ranks, number: int, stage: str) -> None:
-        store, rank = default_store(), dist.get_rank()
+        store, rank = world_store(), dist.get_rank()
         keys = {other: round_key(ranks, number, stage, other) for other in ranks}
         try:
             wait_for(keys, stage)
@@ -129,7 +128,7 @@ def difference_of(keys: Mapping[int, str]) -> str:
     """The first difference between the facts that all ranks have set; empty if there is none.
     Waits for the others to read them if there is one, since this process may end then.
     """
-    store = default_store()
+    store = world_store()
     given = {rank: json.loads(store.get(key)) for rank, key in keys.items()}
     meet({rank: own["attempt"] for rank, own in given.items()})
     if difference := first_difference({rank: own["facts"] for rank, own in given.items()}):

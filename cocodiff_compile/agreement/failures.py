@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from cocodiff_compile.agreement.standing import Ranks, group_key, standing
-from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
-from cocodiff_compile.compat import default_store
+from cocodiff_compile.agreement.world import PerWorld, ranks_are_real, world_store
 from cocodiff_compile.errors import PeerError
 
 POLL_S = 0.05
-LAST_WORDS_S = 10.0
+LAST_WORDS_S = 5.0
 """How long a rank that raises stays for others to read why: the store may live in its process."""
 DOUBT_S = LAST_WORDS_S + 2.0
 """A rank that failed tries again within this time, if it does so at once."""
@@ -45,6 +44,9 @@ class Failure:
     """Ranks of the groups that the failed graph communicates over; None if not known."""
     read_s: float = 0.0
     """When this rank read it."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.text}"
 
     def concerns(self, ranks: Sequence[int]) -> bool:
         return self.rank in ranks and (self.groups is None or list(ranks) in self.groups)
@@ -76,7 +78,7 @@ def begin_attempt() -> None:
     memory.attempts += 1
     memory.groups, memory.met = None, {}
     with suppress(dist.DistError):
-        default_store().set(_begun_key(dist.get_rank()), str(memory.attempts))
+        world_store().set(_begun_key(dist.get_rank()), str(memory.attempts))
 
 
 def this_attempt() -> int:
@@ -94,15 +96,15 @@ def end_attempt(error: BaseException) -> None:
     if not isinstance(error, PeerError):
         tell(error, "failed to compile", memory.groups)
     with suppress(dist.DistError):
-        default_store().set(_ended_key(dist.get_rank()), str(memory.attempts))
+        world_store().set(_ended_key(dist.get_rank()), str(memory.attempts))
         for rank in range(dist.get_world_size()):
             begun, ended = _number(_begun_key(rank)), _number(_ended_key(rank))
-            memory.over[rank] = max(ended, memory.met.get(rank, 0))
+            memory.over[rank] = max(ended, memory.met.get(rank, 0), memory.over.get(rank, 0))
             memory.doubtful[rank] = begun
 
 
 def _number(key: str) -> int:
-    store = default_store()
+    store = world_store()
     return int(store.get(key)) if store.check([key]) else 0
 
 
@@ -136,7 +138,7 @@ def is_told(error: BaseException | None) -> bool:
 
 
 def _tell(text: str, groups: Sequence[Sequence[int]] | None, last_words_s: float) -> None:
-    store, rank = default_store(), dist.get_rank()
+    store, rank = world_store(), dist.get_rank()
     known = None if groups is None else [list(ranks) for ranks in groups]
     number = store.add(_COUNT, 1)
     failure = {
@@ -170,7 +172,7 @@ def _ended_key(rank: int) -> str:
 
 def read_failures() -> list[Failure]:
     """Failures of other ranks that count and that this rank has not raised."""
-    store, memory = default_store(), _memory.get()
+    store, memory = world_store(), _memory.get()
     with standing.get().lock:
         for number in range(memory.failures_read + 1, store.add(_COUNT, 0) + 1):
             key = f"cocodiff/failure/{number}"
@@ -190,17 +192,21 @@ def _is_over(failure: Failure) -> bool:
     return has_ended_here or _number(_begun_key(failure.rank)) > failure.attempt
 
 
-def failure_of(ranks: Ranks, calls: int) -> str:
-    """Why one of `ranks` will not take part in what this rank waits for, having begun `calls` calls
-    over their group; empty if none of them has failed.
+def failure_of(ranks: Ranks, calls: int) -> Failure | None:
+    """The failure for which one of `ranks` will not take part in what this rank waits for, having
+    begun `calls` calls over their group; None if none of them has failed.
     """
-    memory = _memory.get()
     for failure in read_failures():
         is_behind = failure.calls.get(group_key(ranks), 0) >= calls - 1
         if failure.concerns(ranks) and is_behind and not _is_doubtful(failure):
-            memory.unheeded.remove(failure)
-            return f"rank {failure.rank} {failure.text}"
-    return ""
+            return failure
+    return None
+
+
+def heed(failure: Failure) -> None:
+    """This rank raises because of it, once."""
+    over = _memory.get().over
+    over[failure.rank] = max(over.get(failure.rank, 0), failure.attempt)
 
 
 def _is_doubtful(failure: Failure) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 BEAT_S = 2.0
@@ -12,7 +13,7 @@ SILENCE_S = 25.0
 missing.
 """
 
-_ENDED = b"ended"
+_ENDED = b"ended "
 
 
 def _key(rank: int) -> str:
@@ -23,9 +24,19 @@ def beat(store: Any, rank: int, number: int) -> None:
     store.set(_key(rank), str(number))
 
 
-def say_ended(store: Any, rank: int) -> None:
-    """The last sign of a process that ends in order: nobody need wait for silence."""
-    store.set(_key(rank), _ENDED)
+def say_ended(store: Any, rank: int, calls: Mapping[str, int]) -> None:
+    """The last sign of a rank that leaves in order, after so many calls over each group."""
+    store.set(_key(rank), _ENDED + json.dumps(dict(calls)).encode())
+
+
+def left_before(store: Any, ranks: Sequence[int], group: str, call: int) -> list[int]:
+    """Those of `ranks` that have left before a call over a group of them."""
+    heard = {rank: store.get(_key(rank)) for rank in ranks if store.check([_key(rank)])}
+    return [
+        rank
+        for rank, last in heard.items()
+        if last.startswith(_ENDED) and json.loads(last[len(_ENDED) :]).get(group, 0) < call
+    ]
 
 
 class Listener:
@@ -46,7 +57,7 @@ class Listener:
         if not self._store.check([_key(rank)]):
             return 0.0
         heard = self._store.get(_key(rank))
-        if heard == _ENDED:
+        if heard.startswith(_ENDED):
             return float("inf")
         before = self._last.get(rank)
         if before is None or before[0] != heard:

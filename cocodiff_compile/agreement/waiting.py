@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from cocodiff_compile.agreement.failures import LAST_WORDS_S, POLL_S, failure_of
+from cocodiff_compile.agreement.failures import LAST_WORDS_S, POLL_S, failure_of, heed
 from cocodiff_compile.agreement.heartbeat import Listener
 from cocodiff_compile.agreement.standing import Ranks, group_key, standing
-from cocodiff_compile.compat import default_store
+from cocodiff_compile.agreement.world import world_store
 from cocodiff_compile.errors import PeerError, UserError
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def wait_for(
     """Returns when every rank has set its key; raises if one fails, dies or stays away.
     `meanwhile` is called about once a second.
     """
-    store, ranks = default_store(), tuple(keys)
+    store, ranks = world_store(), tuple(keys)
     listener = Listener(store)
     begin = looked = time.monotonic()
     poll_s, said = _FIRST_POLL_S, False
@@ -66,17 +66,20 @@ def wait_for(
 
 def raise_failures(ranks: Ranks) -> None:
     """Raises if one of `ranks` has failed, or has closed the group."""
-    if cause := failure_of(ranks, standing.get().towards(ranks).calls) or closed_by_others(ranks):
+    if failure := failure_of(ranks, standing.get().towards(ranks).calls):
+        heed(failure)
+        raise PeerError(str(failure))
+    if cause := closed_by_others(ranks):
         raise PeerError(cause)
 
 
 def say_closed(ranks: Ranks, cause: str) -> None:
-    default_store().set(_closed_key(ranks), cause)
+    world_store().set(_closed_key(ranks), cause)
 
 
 def closed_by_others(ranks: Ranks) -> str:
     """Why a rank of the group has closed it; empty if none has."""
-    store, key = default_store(), _closed_key(ranks)
+    store, key = world_store(), _closed_key(ranks)
     return store.get(key).decode() if store.check([key]) else ""
 
 
@@ -93,7 +96,7 @@ def _raise_lost(missing: Sequence[int], listener: Listener, waited_s: float, sta
             f"ranks {silent} ended, were killed or hang, before the stage {stage!r}: look at "
             "their output"
         )
-    timeout_s = default_store().timeout.total_seconds()
+    timeout_s = world_store().timeout.total_seconds()
     if waited_s > timeout_s:
         raise UserError(
             f"ranks {list(missing)} did not come to {stage!r} within {timeout_s:.0f} s, the "
@@ -104,5 +107,5 @@ def _raise_lost(missing: Sequence[int], listener: Listener, waited_s: float, sta
 def stay_until_read(keys: Sequence[str]) -> None:
     """Gives the other ranks time to set these keys before this process may end."""
     end = time.monotonic() + LAST_WORDS_S
-    while not default_store().check(list(keys)) and time.monotonic() < end:
+    while not world_store().check(list(keys)) and time.monotonic() < end:
         time.sleep(POLL_S)

@@ -22,11 +22,10 @@ import torch.distributed as dist
 from cocodiff_compile.agreement.call_rounds import answer
 from cocodiff_compile.agreement.close_groups import close_groups
 from cocodiff_compile.agreement.failures import failure_of, is_told, tell
-from cocodiff_compile.agreement.heartbeat import BEAT_S, beat, say_ended
-from cocodiff_compile.agreement.standing import Ranks, standing
+from cocodiff_compile.agreement.heartbeat import BEAT_S, beat, left_before, say_ended
+from cocodiff_compile.agreement.standing import Ranks, Standing, group_key, standing
 from cocodiff_compile.agreement.waiting import closed_by_others, say_closed
-from cocodiff_compile.agreement.world import PerWorld
-from cocodiff_compile.compat import default_store
+from cocodiff_compile.agreement.world import PerWorld, own_connection, world_store
 
 log = logging.getLogger(__name__)
 
@@ -56,33 +55,52 @@ class _Watch:
             if error is not None and not is_told(error):
                 tell(error, "ended", None, EXIT_WORDS_S)
             with suppress(dist.DistError):
-                say_ended(default_store(), self._rank)
+                say_ended(world_store(), self._rank, standing.get().calls)
 
     def _is_of_this_world(self) -> bool:
         return dist.is_initialized() and dist.group.WORLD is self._world()
 
     def _run(self) -> None:
-        number, beaten = 0, float("-inf")
         # The store goes with its process; whoever waits for this rank finds out by itself.
-        with suppress(RuntimeError, AssertionError, ValueError):
-            while not self._stop.is_set() and self._is_of_this_world():
-                now = time.monotonic()
-                if now - beaten >= BEAT_S:
-                    number, beaten = number + 1, now
-                    beat(default_store(), self._rank, number)
-                self._look(now)
-                self._stop.wait(TICK_S)
+        with suppress(RuntimeError, AssertionError, ValueError), own_connection():
+            self._beat_and_look(standing.get())
 
-    def _look(self, now: float) -> None:
-        own = standing.get()
-        for ranks, group in list(own.groups.items()):
-            since = group.running_since
-            if own.closed or since is None or now - since < RUNS_LONG_S:
-                continue
-            with own.lock:
-                cause = failure_of(ranks, group.calls) or answer(ranks, group)
-            if (cause or (cause := closed_by_others(ranks))) and group.running_since == since:
-                close(ranks, cause)
+    def _beat_and_look(self, own: Standing) -> None:
+        number, beaten = 0, float("-inf")
+        while not self._stop.is_set():
+            if not self._is_of_this_world():
+                say_ended(world_store(), self._rank, own.calls)  # this rank has left its world
+                return
+            now = time.monotonic()
+            if now - beaten >= BEAT_S:
+                number, beaten = number + 1, now
+                beat(world_store(), self._rank, number)
+            _look(own, now)
+            self._stop.wait(TICK_S)
+
+
+def _look(own: Standing, now: float) -> None:
+    for ranks, group in list(own.groups.items()):
+        since = group.running_since
+        if own.closed or since is None or now - since < RUNS_LONG_S:
+            continue
+        with own.lock:
+            cause = find_cause(ranks, group.calls) or answer(ranks, group)
+        if cause and group.running_since == since:
+            close(ranks, cause)
+
+
+def find_cause(ranks: Ranks, calls: int) -> str:
+    """Why the last of so many calls over a group can never end, as other ranks say; empty if none
+    of them does.
+    """
+    if failure := failure_of(ranks, calls):
+        return str(failure)
+    if cause := closed_by_others(ranks):
+        return cause
+    others = [rank for rank in ranks if rank != dist.get_rank()]
+    left = left_before(world_store(), others, group_key(ranks), calls)
+    return f"ranks {left} have ended or left the process group: look at their output" * bool(left)
 
 
 def close(ranks: Ranks, cause: str) -> None:
