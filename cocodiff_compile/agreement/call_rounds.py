@@ -27,6 +27,7 @@ from cocodiff_compile.agreement.standing import (
     GroupStanding,
     Ranks,
     RunPlan,
+    Standing,
     group_key,
     standing,
 )
@@ -50,12 +51,14 @@ class _Call:
         return {rank: _call_key(self.ranks, self.number, rank) for rank in self.ranks}
 
 
-def begin_call(plans: Mapping[Ranks, RunPlan]) -> None:
+def begin_call(plans: Mapping[Ranks, RunPlan], own: Standing) -> None:
     """Counts a call over these groups; where this rank's plan changed, the ranks compare it."""
     changed = []
     for ranks, plan in plans.items():
-        group = standing.get().towards(ranks)
+        group = own.towards(ranks)
         group.calls += 1
+        if group.plan is plan:
+            continue
         if group.plan is None or group.plan.digest != plan.digest:
             changed.append(_Call(ranks, group.calls, plan))
         group.plan = plan

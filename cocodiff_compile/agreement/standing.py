@@ -55,6 +55,8 @@ class GroupStanding:
     """When the code of the last call began to run; None while none runs."""
     last_compared: int | None = None
     """The last call before which the ranks compared plans."""
+    closed: str = ""
+    """Why this rank closed its groups of these ranks; empty while they are open."""
 
 
 @dataclass
@@ -62,8 +64,6 @@ class Standing:
     """Towards all ranks of one world."""
 
     groups: dict[Ranks, GroupStanding] = field(default_factory=dict)
-    closed: str = ""
-    """Why this rank closed its groups; empty while they are open."""
     published: set[str] = field(default_factory=set)
     """Digests of plans whose facts this rank has put into the store."""
     lock: threading.RLock = field(default_factory=threading.RLock)

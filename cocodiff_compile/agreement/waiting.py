@@ -74,13 +74,26 @@ def raise_failures(ranks: Ranks) -> None:
 
 
 def say_closed(ranks: Ranks, cause: str) -> None:
-    world_store().set(_closed_key(ranks), cause)
+    """Tells the other ranks of a group why this one closes it, unless one of them has."""
+    store, key = world_store(), _closed_key(ranks)
+    if not store.check([key]):
+        store.set(key, cause)
+    store.set(f"{key}/{dist.get_rank()}", "")
 
 
 def closed_by_others(ranks: Ranks) -> str:
     """Why a rank of the group has closed it; empty if none has."""
     store, key = world_store(), _closed_key(ranks)
-    return store.get(key).decode() if store.check([key]) else ""
+    if not store.check([key]):
+        return ""
+    store.set(f"{key}/{dist.get_rank()}", "")
+    cause: str = store.get(key).decode()
+    return cause
+
+
+def stay_until_closed(ranks: Ranks) -> None:
+    """Gives the other ranks time to learn why the group is closed before this process may end."""
+    stay_until_read([f"{_closed_key(ranks)}/{rank}" for rank in ranks])
 
 
 def _closed_key(ranks: Ranks) -> str:

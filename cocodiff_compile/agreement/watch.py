@@ -24,7 +24,7 @@ from cocodiff_compile.agreement.close_groups import close_groups
 from cocodiff_compile.agreement.failures import failure_of, is_told, tell
 from cocodiff_compile.agreement.heartbeat import BEAT_S, beat, left_before, say_ended
 from cocodiff_compile.agreement.standing import Ranks, Standing, group_key, standing
-from cocodiff_compile.agreement.waiting import closed_by_others, say_closed
+from cocodiff_compile.agreement.waiting import closed_by_others, say_closed, store_is_gone
 from cocodiff_compile.agreement.world import PerWorld, own_connection, world_store
 
 log = logging.getLogger(__name__)
@@ -61,9 +61,13 @@ class _Watch:
         return dist.is_initialized() and dist.group.WORLD is self._world()
 
     def _run(self) -> None:
-        # The store goes with its process; whoever waits for this rank finds out by itself.
+        own = standing.get()
+        # Whoever waits for this rank finds out by itself that the store is gone, or the world.
         with suppress(RuntimeError, AssertionError, ValueError), own_connection():
-            self._beat_and_look(standing.get())
+            try:
+                self._beat_and_look(own)
+            except dist.DistError as error:
+                _close_with_the_store(own, error)
 
     def _beat_and_look(self, own: Standing) -> None:
         number, beaten = 0, float("-inf")
@@ -82,12 +86,19 @@ class _Watch:
 def _look(own: Standing, now: float) -> None:
     for ranks, group in list(own.groups.items()):
         since = group.running_since
-        if own.closed or since is None or now - since < RUNS_LONG_S:
+        if group.closed or since is None or now - since < RUNS_LONG_S:
             continue
         with own.lock:
             cause = find_cause(ranks, group.calls) or answer(ranks, group)
         if cause and group.running_since == since:
             close(ranks, cause)
+
+
+def _close_with_the_store(own: Standing, error: Exception) -> None:
+    """Rank 0, or the launcher, has ended: calls that rank 0 takes part in can never end."""
+    for ranks, group in list(own.groups.items()):
+        if group.running_since is not None and 0 in ranks and not group.closed:
+            _close(ranks, store_is_gone(error))
 
 
 def find_cause(ranks: Ranks, calls: int) -> str:
@@ -105,8 +116,14 @@ def find_cause(ranks: Ranks, calls: int) -> str:
 
 def close(ranks: Ranks, cause: str) -> None:
     """Closes the groups of these ranks: what waits for them raises, now and from now on."""
-    standing.get().closed = cause
     say_closed(ranks, cause)
+    _close(ranks, cause)
+
+
+def _close(ranks: Ranks, cause: str) -> None:
+    for other, group in list(standing.get().groups.items()):
+        if {*other} <= {*ranks}:
+            group.closed = cause
     close_groups(ranks)
 
 
