@@ -32,7 +32,7 @@ class Ending:
 
     rank: int
     seconds: float
-    """After the fault."""
+    """Until the row ended for it, after the fault."""
     kind: str
     """finished, raised, killed, or did not end."""
     said: str
@@ -56,19 +56,21 @@ def _run(name: str, folder: Path) -> list[Ending]:
         while len(ended) < NUM_RANKS and time.time() < deadline and not _only_stopped(ended, name):
             for rank, process in enumerate(ranks):
                 if rank not in ended and process.poll() is not None:
-                    ended[rank] = time.time()
+                    ended[rank] = _time(folder / f"end_{rank}", time.time())
             time.sleep(0.05)
     finally:
         for process in ranks:
             process.kill()
         codes = [process.wait() for process in ranks]
-    fault = folder / "fault"
-    began = float(fault.read_text()) if fault.exists() else deadline - GIVE_UP_S
-    now = time.time()
+    began = _time(folder / "fault", deadline - GIVE_UP_S)
     return [
-        _ending(rank, codes[rank], ended.get(rank, now) - began, folder, rank in ended)
+        _ending(rank, codes[rank], ended.get(rank, time.time()) - began, folder, rank in ended)
         for rank in range(NUM_RANKS)
     ]
+
+
+def _time(file: Path, otherwise: float) -> float:
+    return float(file.read_text()) if file.exists() else otherwise
 
 
 def _only_stopped(ended: Iterable[int], name: str) -> bool:
@@ -165,7 +167,7 @@ HEAD = f"""# What happens when a rank goes wrong
 Written by `python -m tests.fault_matrix docs/faults.md`; `make test-faults` runs the same rows and
 checks them. {NUM_RANKS} gloo ranks on one machine, the fault befalls rank {VICTIM} (and rank 0
 where it is killed with the store, which it holds), the timeout of the process group is {TIMEOUT_S}
-s. `s` is how long after the fault a rank's process ended.
+s. `s` is how long after the fault a rank raised or went on.
 
 """
 

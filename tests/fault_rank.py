@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from cocodiff_compile.agreement import call_rounds, compile_rounds
-from cocodiff_compile.backends import eager
+from cocodiff_compile.backends import cocodiff, eager
 from tests.hand_written import WIDTH, Block
 
 NUM_RANKS, VICTIM = 3, 1
@@ -205,6 +205,13 @@ def models_in_another_order(is_victim: bool, _folder: Path) -> None:
 def fails_in_compile(is_victim: bool, _folder: Path) -> None:
     with generating(fail, is_victim):
         compile_anew()
+
+
+@row
+def fails_while_others_measure(is_victim: bool, _folder: Path) -> None:
+    """The others are in a collective of the compile."""
+    with mock.patch.object(cocodiff, "find_machines", fail) if is_victim else none():
+        compile_anew({"topology": "auto"})
 
 
 @row
@@ -419,8 +426,11 @@ def main(name: str, rank: int, folder: Path) -> None:
         "gloo", store=meet(rank, folder), rank=rank, world_size=NUM_RANKS, timeout=timeout
     )
     settle()
-    with torch.no_grad():
-        ROWS[name](rank == VICTIM, folder)
+    try:
+        with torch.no_grad():
+            ROWS[name](rank == VICTIM, folder)
+    finally:
+        folder.joinpath(f"end_{rank}").write_text(str(time.time()))
     wait_for_others("end")  # the store ends with rank 0
 
 

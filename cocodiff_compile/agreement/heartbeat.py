@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 BEAT_S = 2.0
-SILENCE_S = 25.0
-"""A rank that others wait for and that has not beaten for so long is dead: twelve beats are
-missing.
-"""
+SILENCE_S = 20.0
+"""A rank that others wait for and that has not beaten for so long is dead: it missed ten beats."""
 
 _ENDED = b"ended "
 

@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -25,7 +26,8 @@ from cocodiff_compile.agreement.failures import failure_of, is_told, tell
 from cocodiff_compile.agreement.heartbeat import BEAT_S, beat, left_before, say_ended
 from cocodiff_compile.agreement.standing import Ranks, Standing, group_key, standing
 from cocodiff_compile.agreement.waiting import closed_by_others, say_closed, store_is_gone
-from cocodiff_compile.agreement.world import PerWorld, own_connection, world_store
+from cocodiff_compile.agreement.world import PerWorld, own_connection, ranks_are_real, world_store
+from cocodiff_compile.errors import PeerError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +94,26 @@ def _look(own: Standing, now: float) -> None:
             cause = find_cause(ranks, group.calls) or answer(ranks, group)
         if cause and group.running_since == since:
             close(ranks, cause)
+
+
+@contextmanager
+def watched(ranks: Ranks) -> Iterator[None]:
+    """The block holds collectives of these ranks, outside of compiled code: if one of them fails
+    meanwhile, this rank raises with its message instead of waiting for it.
+    """
+    if not ranks_are_real():
+        yield
+        return
+    group = standing.get().towards(ranks)
+    before, group.running_since = group.running_since, time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:
+        if group.closed and not isinstance(error, UserError):
+            raise PeerError(group.closed) from error
+        raise
+    finally:
+        group.running_since = before
 
 
 def _close_with_the_store(own: Standing, error: Exception) -> None:
