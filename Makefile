@@ -6,7 +6,8 @@ STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow fuzz mutants lint format bench bench-quick bench-timeline bench-own-cost bench-quality \
+.PHONY: demo test test-slow test-faults fuzz mutants lint format bench bench-quick bench-timeline \
+	bench-own-cost bench-quality \
 	bench-v-major bench-coding bench-recognize bench-tapa clean
 
 demo: $(STAMP)
@@ -25,6 +26,10 @@ fuzz: $(STAMP)
 # Sabotages, one at a time: the tests must notice each.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
+
+# What every rank says when one of them goes wrong; part of test-slow.
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest -s tests/test_fault_matrix.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from cocodiff_compile.agreement.failures import failures_told
+from cocodiff_compile.agreement.attempts import failures_told
 from cocodiff_compile.agreement.graph_rounds import graph_rounds
 from cocodiff_compile.agreement.world import ranks_are_real
 from cocodiff_compile.backends.choose import device_backend
+from cocodiff_compile.backends.code_folder import ensure_code_folder
 from cocodiff_compile.backends.device_backend import DeviceBackend
 from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph, InnerCompile
 from cocodiff_compile.backends.selective_graph import select_pass, selective_call
@@ -62,7 +63,12 @@ def cocodiff(
     mode: str | None = None,
 ) -> Any:
     """The backend that Dynamo calls, once per graph. `mode` means what it means to Inductor."""
-    return compile_called(gm, example_inputs, options, mode, compile_fx_inner)
+    return compile_called(gm, example_inputs, options, mode, _compile_into_folder)
+
+
+def _compile_into_folder(*args: Any, **inductor_options: Any) -> Any:
+    ensure_code_folder()
+    return compile_fx_inner(*args, **inductor_options)
 
 
 def compile_called(
@@ -138,7 +144,7 @@ def _compile_inner(
     dumps = Dumps.of(config)
     report = Pipeline(_enabled(config, RecognizeUlysses()), dumps.observers).run(gm)
     with graph_rounds(gm.graph, report.recognition, config, live) as rounds:
-        differ = _rows_differ(report.recognition, live, alone=rounds is None)
+        differ = _rows_differ(report.recognition, live, alone=rounds.rounds is None)
         plan = _plan(report.recognition, config, live, device, differ)
         report = Pipeline(plan.cutting, dumps.observers).run(gm, report)
         sites = report.recognition.sites

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from cocodiff_compile.agreement.compile_facts import planned_facts
-from cocodiff_compile.agreement.compile_rounds import CompileRounds
+from cocodiff_compile.agreement.graph_rounds import GraphRounds, checked
 from cocodiff_compile.compat import inductor_settings
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.pipeline import GraphPass, Pipeline, PipelineReport
@@ -56,14 +55,14 @@ class FinishGraph:
         example_inputs: Sequence[Any],
         report: PipelineReport,
         dumps: Dumps,
-        rounds: CompileRounds | None,
+        rounds: GraphRounds,
     ) -> Any:
         report = Pipeline(self.passes, dumps.observers).run(gm, report)
         _publish(gm.graph, report, self.config, dumps, self.live)
-        if rounds is not None:
-            rounds.compare("planned", planned_facts(gm.graph, report.recognition))
+        rounds.compare_planned(gm.graph, report.recognition)
+        plans = rounds.plans(gm.graph, report.recognition)
         with inductor_settings(self.handing_off):
-            return self._generate(gm, example_inputs, report)
+            return checked(self._generate(gm, example_inputs, report), plans)
 
     def _generate(
         self, gm: GraphModule, example_inputs: Sequence[Any], report: PipelineReport

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from cocodiff_compile.agreement.attempts import failures_told
 from cocodiff_compile.agreement.compile_facts import collective_groups
-from cocodiff_compile.agreement.compile_rounds import CompileRounds
-from cocodiff_compile.agreement.failures import failures_told
-from cocodiff_compile.agreement.graph_rounds import graph_rounds
+from cocodiff_compile.agreement.graph_rounds import GraphRounds, checked, graph_rounds
 from cocodiff_compile.backends.finish_graph import Dumps, FinishGraph
 from cocodiff_compile.compat import compiling_later, inductor_settings, optimization_hint
 from cocodiff_compile.graph.aten import (
@@ -59,7 +58,7 @@ def selective_call(
     report: PipelineReport,
     finish: FinishGraph,
     dumps: Dumps,
-    rounds: CompileRounds | None,
+    rounds: GraphRounds,
     select: SelectVMajor,
 ) -> Any:
     """What stands for the compiled graph. The kind that the first call needs is compiled here. A
@@ -82,8 +81,9 @@ def selective_call(
         options.budget_bytes,
     )
     first = policy.first if is_denoising() else None
+    plans = rounds.plans(gm.graph, report.recognition)
     call.add_variant(first, graph.compile(first, rounds))
-    return call
+    return checked(call, plans)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _SelectiveGraph:
         ):
             return self.compile(travel, rounds)
 
-    def compile(self, travel: Travel | None, rounds: CompileRounds | None) -> Variant:
+    def compile(self, travel: Travel | None, rounds: GraphRounds) -> Variant:
         gm, report = self._copy()
         dumps = self.dumps.of_kind(str(travel or "exact"))
         for observer in dumps.observers:
@@ -122,7 +122,7 @@ class _SelectiveGraph:
         if memories and self.select.measures_drift:
             memories = memories[:-1]  # the drift, a number
         sent_bytes = _sent_bytes(gm.graph)
-        compiled = self.finish.run(gm, inputs, report, dumps, rounds)
+        compiled = self.finish.run(gm, inputs, report, dumps, rounds.within_a_call)
         return Variant(compiled, memories, sent_bytes)
 
     def _copy(self) -> tuple[GraphModule, PipelineReport]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -27,6 +28,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.virtualized import V
 from torch._logging import trace_structured  # type: ignore[attr-defined]
 from torch._prims_common import is_contiguous_or_false
@@ -62,6 +64,7 @@ __all__ = [
     "get_hash_for_files",
     "group_ranks",
     "groups_by_name",
+    "inductor_folder",
     "inductor_settings",
     "is_contiguous_or_false",
     "list_mode_options",
@@ -235,6 +238,11 @@ def order_nodes(graph: Graph, before: Mapping[Node, Node]) -> bool:
 def inductor_settings(settings: Mapping[str, Any]) -> Any:
     """Inductor's configuration with `settings`, as a context."""
     return torch._inductor.config.patch(dict(settings))
+
+
+def inductor_folder() -> str:
+    """Where Inductor writes its code; the folder need not exist."""
+    return os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())  # noqa: PTH100
 
 
 def name_cpp_kernels() -> None:

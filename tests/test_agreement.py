@@ -189,7 +189,7 @@ def _meet(rank: int, folder: Path) -> dist.TCPStore:
 @pytest.mark.parametrize(
     ("killed", "victim", "words"),
     [
-        (_killed_compiling, 1, "ranks [1] died while compiling"),
+        (_killed_compiling, 1, "ranks [1] ended, were killed or hang"),
         (_killed_compiling, 0, "the process that holds it, rank 0"),
         (_killed_running, 1, "RuntimeError"),
     ],

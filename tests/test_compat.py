@@ -14,6 +14,7 @@ from torch import distributed as dist
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config
 from torch._inductor import config as inductor_config
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from cocodiff_compile import compat
 from cocodiff_compile.backends.choose import DEVICE_BACKENDS
@@ -266,3 +267,12 @@ def test_a_graph_of_a_compile_that_is_over_is_compiled() -> None:
             compiled = compat.compile_fx_inner(gm, example_inputs, **options)
         (found,) = compiled([x])
     assert torch.equal(found, expected)
+
+
+def test_inductor_folder_is_where_inductor_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert compat.inductor_folder() == str(tmp_path) == cache_dir()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert compat.inductor_folder() == default_cache_dir()

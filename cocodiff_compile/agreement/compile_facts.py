@@ -5,19 +5,18 @@ from __future__ import annotations
 import platform
 from dataclasses import fields
 from importlib.metadata import version
-from typing import TypeAlias
 
 import torch
 from torch.fx import Graph, Node
 
+from cocodiff_compile.agreement.run_plans import SizeTexts
+from cocodiff_compile.agreement.standing import Facts
 from cocodiff_compile.backends.choose import device_backend
 from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.graph.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.graph.records import Recognition
 from cocodiff_compile.topology.phase_plan import format_phases
-
-Facts: TypeAlias = "list[tuple[str, str]]"
 
 _OWN_OPTIONS = ("debug_dir",)
 """Options that may differ from rank to rank."""
@@ -38,14 +37,16 @@ def _setting_facts(config: CompileConfig) -> Facts:
     ]
 
 
-def captured_facts(graph: Graph, found: Recognition, group: str, config: CompileConfig) -> Facts:
+def captured_facts(
+    graph: Graph, found: Recognition, group: str, config: CompileConfig, sizes: SizeTexts
+) -> Facts:
     """Settings, and the collectives over one group as captured.
 
     A recognised exchange has the same shape on every rank; what else a graph holds may not.
     """
     exchanges = {item.start for site in found.sites for item in site.exchanges}
     nodes = collectives_by_group(graph)[group]
-    lines = [_line(node, with_shape=node in exchanges) for node in nodes]
+    lines = [_line(node, sizes if node in exchanges else None) for node in nodes]
     kinds = dict.fromkeys(value_of(node.all_input_nodes[0]).device.type for node in nodes)
     overlap = ", ".join(f"{kind}: {_why_no_overlap(kind)}" for kind in kinds)
     return [
@@ -59,8 +60,8 @@ def _why_no_overlap(kind: str) -> str:
     return device_backend(kind).why_no_overlap() or "nothing"
 
 
-def planned_facts(graph: Graph, found: Recognition) -> dict[str, Facts]:
-    """Every exchange, by the group it was captured over: its chunks and their phases, and all its
+def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[str, Facts]:
+    """By the group they were captured over: every exchange with its chunks and phases, and all
     collectives in the order of the graph.
     """
     lines: dict[str, list[str]] = {}
@@ -74,12 +75,19 @@ def planned_facts(graph: Graph, found: Recognition) -> dict[str, Facts]:
         group_of.update(dict.fromkeys((*starts, *(p.start for p in item.pieces)), item.group))
     facts = {group: _numbered("exchange", plans) for group, plans in lines.items()}
     ordered: dict[str, list[str]] = {}
-    for node in graph.nodes:
-        if node in group_of:
-            ordered.setdefault(group_of[node], []).append(_line(node, with_shape=True))
+    for name, node in _started(graph):
+        own = sizes if node in group_of else None
+        ordered.setdefault(group_of.get(node, name), []).append(_line(node, own))
     for group, started in ordered.items():
-        facts[group] += _numbered("started exchange", started)
+        facts.setdefault(group, []).extend(_numbered("started collective", started))
     return facts
+
+
+def _started(graph: Graph) -> list[tuple[str, Node]]:
+    """The name of its group and each collective, in the order of the graph."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    found = [(name, node) for name, nodes in collectives_by_group(graph).items() for node in nodes]
+    return sorted(found, key=lambda item: places[item[1]])
 
 
 def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:
@@ -88,11 +96,12 @@ def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:
     return {name: ranks for name, ranks in found.items() if ranks is not None}
 
 
-def _line(node: Node, with_shape: bool) -> str:
+def _line(node: Node, sizes: SizeTexts | None) -> str:
+    """With its shape, if there is something to write sizes with."""
     ranks = group_ranks(str(bound(node).get("group_name"))) or ()
     name = str(node.target).removeprefix("_c10d_functional.").removesuffix(".default")
     value = value_of(node.all_input_nodes[0])
-    shape = f"{'x'.join(map(str, value.shape))} " if with_shape else ""
+    shape = f"{'x'.join(map(sizes.text, value.shape))} " if sizes else ""
     return f"{name} of {shape}{value.dtype} over {len(ranks)} ranks"
 
 

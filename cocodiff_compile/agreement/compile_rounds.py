@@ -6,7 +6,9 @@
 
 A difference is the same error on every rank. A rank that fails says so, and the others raise with
 its message; one that stops beating is dead. What a group has agreed on once is not asked again, so
-that a rank may recompile alone.
+that a rank may recompile alone: whether the ranks then run the same code is compared when they call
+it (`call_rounds`). A rank that compiles something new while others run the code they have waits in
+vain: these answer for what they run, and all raise.
 """
 
 from __future__ import annotations
@@ -19,14 +21,13 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from cocodiff_compile.agreement.compile_facts import Facts
-from cocodiff_compile.agreement.heartbeat import beating
+from cocodiff_compile.agreement.failures import meet, this_attempt
+from cocodiff_compile.agreement.standing import Facts, Ranks, group_key, standing
 from cocodiff_compile.agreement.waiting import stay_until_read, store_reached, wait_for
-from cocodiff_compile.agreement.world import PerWorld
-from cocodiff_compile.compat import default_store
+from cocodiff_compile.agreement.world import PerWorld, world_store
 from cocodiff_compile.errors import PeerError, UserError
 
-Groups = Mapping[str, tuple[int, ...]]
+Groups = Mapping[str, Ranks]
 """Name -> global ranks."""
 
 
@@ -34,7 +35,6 @@ Groups = Mapping[str, tuple[int, ...]]
 class _Memory:
     """What this rank remembers of one world."""
 
-    rounds: dict[tuple[int, ...], int] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
 
 
@@ -52,11 +52,10 @@ def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[Co
     if digest in _memory.get().agreed:
         yield None
         return
-    with beating(default_store(), dist.get_rank()):
-        rounds = CompileRounds(groups)
-        rounds.compare("captured", captured)
-        yield rounds
-        rounds.compare("compiled", {})
+    rounds = CompileRounds(groups)
+    rounds.compare("captured", captured)
+    yield rounds
+    rounds.compare("compiled", {})
     _memory.get().agreed.add(digest)
 
 
@@ -65,48 +64,85 @@ class CompileRounds:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._numbers = {name: _memory.get().rounds.get(ranks, 0) for name, ranks in groups.items()}
+        self._numbers = {ranks: standing.get().towards(ranks).rounds for ranks in groups.values()}
 
     def compare(self, stage: str, facts: Mapping[str, Facts]) -> None:
         """Waits for the facts of every rank of every group; raises on all if they differ."""
+        store, rank = world_store(), dist.get_rank()
         with store_reached():
-            for name in self._groups:
-                mine = json.dumps(facts.get(name, []))
-                default_store().set(self._key(name, stage, dist.get_rank()), mine)
-            for name in self._groups:
-                self._compare_group(name, stage)
+            for ranks, own in facts_by_ranks(self._groups, facts).items():
+                number = self._numbers[ranks]
+                store.set(round_key(ranks, number, stage, rank), record([*own, DOES_COMPILE]))
+                store.set(asked_key(ranks, number, standing.get().towards(ranks).calls), "")
+            for ranks, number in self._numbers.items():
+                self._compare_group(ranks, number, stage)
 
-    def _compare_group(self, name: str, stage: str) -> None:
-        ranks = self._groups[name]
-        keys = {rank: self._key(name, stage, rank) for rank in ranks}
-        self._wait(name, stage, keys)
-        _memory.get().rounds[ranks] = self._numbers[name] + 1
-        given = {rank: json.loads(default_store().get(key)) for rank, key in keys.items()}
-        if difference := first_difference(given):
-            default_store().set(f"{keys[dist.get_rank()]}/read", "")
-            stay_until_read([f"{key}/read" for key in keys.values()])
-            raise PeerError(difference)
-
-    def _wait(self, name: str, stage: str, keys: Mapping[int, str]) -> None:
+    def _compare_group(self, ranks: Ranks, number: int, stage: str) -> None:
+        store, rank = world_store(), dist.get_rank()
+        keys = {other: round_key(ranks, number, stage, other) for other in ranks}
         try:
             wait_for(keys, stage)
         except UserError:
             # The round did not take place: the next attempt must not read this one's words.
             with suppress(dist.DistError):
-                default_store().delete_key(self._key(name, stage, dist.get_rank()))
+                store.delete_key(keys[rank])
+                store.delete_key(asked_key(ranks, number, standing.get().towards(ranks).calls))
             raise
+        standing.get().towards(ranks).rounds = number + 1
+        if difference := difference_of(keys):
+            # Ranks of other groups of this graph wait too, and have not compared the same.
+            raise PeerError(difference) if len(self._numbers) == 1 else UserError(difference)
 
-    def _key(self, name: str, stage: str, rank: int) -> str:
-        members = hashlib.sha256(repr(self._groups[name]).encode()).hexdigest()[:16]
-        return f"cocodiff/{members}/{self._numbers[name]}/{stage}/{rank}"
+
+DOES_COMPILE = ("what they do", "compiles a graph")
+"""The last fact of a rank in a round of a compile."""
+
+
+def facts_by_ranks(groups: Groups, facts: Mapping[str, Facts]) -> dict[Ranks, Facts]:
+    """All that concerns the same ranks, whatever their groups are called."""
+    found: dict[Ranks, Facts] = {}
+    names: dict[Ranks, int] = {}
+    for name, ranks in groups.items():
+        number = names[ranks] = names.get(ranks, 0) + 1
+        where = f" of group {number} of these ranks" if number > 1 else ""
+        own = [(f"{what}{where}", value) for what, value in facts.get(name, [])]
+        found.setdefault(ranks, []).extend(own)
+    return found
+
+
+def round_key(ranks: Ranks, number: int, stage: str, rank: int) -> str:
+    return f"cocodiff/{group_key(ranks)}/{number}/{stage}/{rank}"
+
+
+def asked_key(ranks: Ranks, number: int, calls: int) -> str:
+    """Set while a rank that has begun so many calls over the group waits in a round."""
+    return f"cocodiff/{group_key(ranks)}/{number}/asked after {calls}"
+
+
+def record(facts: Facts) -> str:
+    """What a rank puts into a round."""
+    return json.dumps({"attempt": this_attempt(), "facts": facts})
+
+
+def difference_of(keys: Mapping[int, str]) -> str:
+    """The first difference between the facts that all ranks have set; empty if there is none.
+    Waits for the others to read them if there is one, since this process may end then.
+    """
+    store = world_store()
+    given = {rank: json.loads(store.get(key)) for rank, key in keys.items()}
+    meet({rank: own["attempt"] for rank, own in given.items()})
+    if difference := first_difference({rank: own["facts"] for rank, own in given.items()}):
+        store.set(f"{keys[dist.get_rank()]}/read", "")
+        stay_until_read([f"{key}/read" for key in keys.values()])
+    return difference
 
 
 def first_difference(facts: Mapping[int, Facts]) -> str:
     """The first fact on which a rank differs from the first rank, in words; empty if none does."""
     first, *others = facts
-    ours = dict(facts[first])
+    ours: dict[str, str] = dict(facts[first])
     for rank in others:
-        theirs = dict(facts[rank])
+        theirs: dict[str, str] = dict(facts[rank])
         for what in [*ours, *(what for what in theirs if what not in ours)]:
             if ours.get(what) != theirs.get(what):
                 return (

@@ -1,46 +1,40 @@
-"""Signs of life of a rank that compiles, in the store of the world."""
+"""Signs of life of every rank that has begun to compile, in the store of the world."""
 
 from __future__ import annotations
 
-import threading
+import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 BEAT_S = 2.0
-SILENCE_S = 30.0
-"""A rank that compiles and has not beaten for so long is dead: fifteen beats are missing."""
+SILENCE_S = 20.0
+"""A rank that others wait for and that has not beaten for so long is dead: it missed ten beats."""
 
-_AT_REST = b"0"
+_ENDED = b"ended "
 
 
 def _key(rank: int) -> str:
     return f"cocodiff/alive/{rank}"
 
 
-@contextmanager
-def beating(store: Any, rank: int) -> Iterator[None]:
-    """Beats in a thread of its own until the block ends."""
-    stop = threading.Event()
+def beat(store: Any, rank: int, number: int) -> None:
+    store.set(_key(rank), str(number))
 
-    def beat() -> None:
-        number = 0
-        # The store goes with its process; whoever waits for this rank finds out by itself.
-        with suppress(RuntimeError):
-            while not stop.is_set():
-                number += 1
-                store.set(_key(rank), str(number))
-                stop.wait(BEAT_S)
-            store.set(_key(rank), _AT_REST)
 
-    thread = threading.Thread(target=beat, name="cocodiff-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def say_ended(store: Any, rank: int, calls: Mapping[str, int]) -> None:
+    """The last sign of a rank that leaves in order, after so many calls over each group."""
+    store.set(_key(rank), _ENDED + json.dumps(dict(calls)).encode())
+
+
+def left_before(store: Any, ranks: Sequence[int], group: str, call: int) -> list[int]:
+    """Those of `ranks` that have left before a call over a group of them."""
+    heard = {rank: store.get(_key(rank)) for rank in ranks if store.check([_key(rank)])}
+    return [
+        rank
+        for rank, last in heard.items()
+        if last.startswith(_ENDED) and json.loads(last[len(_ENDED) :]).get(group, 0) < call
+    ]
 
 
 class Listener:
@@ -50,17 +44,21 @@ class Listener:
         self._store = store
         self._last: dict[int, tuple[bytes, float]] = {}
 
-    def silent(self, ranks: Sequence[int]) -> list[int]:
-        """Those of `ranks` that began to compile and stopped beating without coming to an end."""
-        now = time.monotonic()
-        return [rank for rank in ranks if self._silence_s(rank, now) > SILENCE_S]
+    def silent(self, ranks: Sequence[int], silence_s: float | None = None) -> list[int]:
+        """Those of `ranks` that beat once and have ended, or have not beaten for `silence_s`,
+        `SILENCE_S` unless it is given, while this listener watched.
+        """
+        now, allowed_s = time.monotonic(), SILENCE_S if silence_s is None else silence_s
+        return [rank for rank in ranks if self._silence_s(rank, now) > allowed_s]
 
     def _silence_s(self, rank: int, now: float) -> float:
         if not self._store.check([_key(rank)]):
             return 0.0
-        beat = self._store.get(_key(rank))
+        heard = self._store.get(_key(rank))
+        if heard.startswith(_ENDED):
+            return float("inf")
         before = self._last.get(rank)
-        if beat == _AT_REST or before is None or before[0] != beat:
-            self._last[rank] = beat, now
+        if before is None or before[0] != heard:
+            self._last[rank] = heard, now
             return 0.0
         return now - before[1]

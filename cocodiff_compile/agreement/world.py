@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from cocodiff_compile.compat import default_store
+
 T = TypeVar("T")
+
+_own = threading.local()
 
 
 def ranks_are_real() -> bool:
     """Whether there are other processes to agree with."""
     return dist.is_initialized() and dist.get_backend() != "fake" and dist.get_world_size() > 1
+
+
+def world_store() -> Any:
+    """The store of the world, over a connection of this thread's own if it has one."""
+    return getattr(_own, "store", None) or default_store()
+
+
+@contextmanager
+def own_connection() -> Iterator[None]:
+    """Another connection to the store for this thread: a thread that waits in the store keeps all
+    others of the same connection waiting.
+    """
+    _own.store = default_store().clone()
+    try:
+        yield
+    finally:
+        del _own.store
 
 
 class PerWorld(Generic[T]):

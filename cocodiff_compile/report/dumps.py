@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from cocodiff_compile.compat import trace_artifact
 from cocodiff_compile.graph.pipeline import PassResult
 from cocodiff_compile.report.describe import format_graph
 from cocodiff_compile.report.dump_code import constants, op_counts, runnable_code
+from cocodiff_compile.say_once import say_once
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -27,6 +32,9 @@ class FolderDump:
     NN_<pass>.diff          what the pass changed; empty if nothing
     op_counts.txt           one line per stage
     explanation.txt, .json  sites, declines, passes
+
+    A folder that cannot be written, or is full, is said once, and this rank goes on without: the
+    others would wait for it.
     """
 
     folder: Path
@@ -34,35 +42,52 @@ class FolderDump:
     graph_index: int
     _stage: int = 0
     _last: str = field(default="", repr=False)
+    _is_writing: bool = True
 
     def captured(self, module: GraphModule) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        if held := constants(module):
-            torch.save(held, self.folder / "constants.pt")
+        held = constants(module)
+
+        def begin() -> None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            if held:
+                torch.save(held, self.folder / "constants.pt")
+
+        self._try(begin)
         self._write_graph("captured", module)
 
     def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None:  # noqa: ARG002
         self._stage += 1
         before = self._last
         self._write_graph(name, module)
-        (self.folder / f"{self._stage:02d}_{name}.diff").write_text(
-            _code_diff(before, self._last, name)
-        )
+        self._write(f"{self._stage:02d}_{name}.diff", _code_diff(before, self._last, name))
 
     def finished(self, summary: dict[str, Any]) -> None:
-        (self.folder / "explanation.txt").write_text(format_graph(summary) + "\n")
-        (self.folder / "explanation.json").write_text(json.dumps(summary, indent=1) + "\n")
+        self._write("explanation.txt", format_graph(summary) + "\n")
+        self._write("explanation.json", json.dumps(summary, indent=1) + "\n")
 
     def _write_graph(self, name: str, module: GraphModule) -> None:
         title = f"Graph {self.graph_index} of rank {self.rank}: {name}."
-        (self.folder / f"{self._stage:02d}_{name}.py").write_text(
-            runnable_code(module, title, self.rank)
-        )
+        self._write(f"{self._stage:02d}_{name}.py", runnable_code(module, title, self.rank))
         self._last = module.code
         counts = "  ".join(f"{op} {count}" for op, count in op_counts(module.graph).items())
-        with (self.folder / "op_counts.txt").open("a") as file:
-            file.write(f"{self._stage:02d}_{name}: {counts}\n")
+        self._write("op_counts.txt", f"{self._stage:02d}_{name}: {counts}\n", mode="a")
+
+    def _write(self, name: str, text: str, mode: str = "w") -> None:
+        def write() -> None:
+            with (self.folder / name).open(mode) as file:
+                file.write(text)
+
+        self._try(write)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        if not self._is_writing:
+            return
+        try:
+            write()
+        except (OSError, RuntimeError) as error:  # RuntimeError: torch.save on a full disk
+            self._is_writing = False
+            say_once(log, logging.WARNING, f"debug_dir: dumps of this rank are incomplete: {error}")
 
 
 @dataclass

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from cocodiff_compile.agreement.all_ranks import gathered
+from cocodiff_compile.agreement.watch import watched
 from cocodiff_compile.agreement.world import PerWorld
-from cocodiff_compile.compat import autotunes_matmuls, find_group, outside_the_compiler
+from cocodiff_compile.compat import autotunes_matmuls, find_group, group_ranks, outside_the_compiler
 from cocodiff_compile.graph.aten import (
     FUSED_ATTENTION,
     PROJECTION,
@@ -132,8 +133,9 @@ def rows_differ_on_any(plan: RowPlan, group: str, alone: bool) -> str:
     known, key = _verdicts.get(), (group, tuple(exchanges))
     if alone:
         return known[key] if key in known else _tried(plan)
-    with outside_the_compiler():
-        found = gathered((_tried(plan), exchanges), find_group(group))
+    own = _tried(plan), exchanges
+    with outside_the_compiler(), watched(group_ranks(group) or ()):
+        found = gathered(own, find_group(group))
     known[key] = next(filter(None, (reason for reason, _ in found)), "")
     if any(theirs != exchanges for _, theirs in found):
         known[key] = "ranks would exchange different runs of tokens"

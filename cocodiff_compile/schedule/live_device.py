@@ -18,6 +18,7 @@ from torch import distributed as dist
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from cocodiff_compile.agreement.all_ranks import from_first_rank, gathered
+from cocodiff_compile.agreement.watch import watched
 from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.backends.choose import device_backend
 from cocodiff_compile.backends.installed import properties_of
@@ -45,7 +46,7 @@ def find_device(found: Recognition, live: bool) -> Device:
     if key not in known:
         if not (live and ranks_are_real()):
             return _unmeasured(value.device)
-        with outside_the_compiler(), torch.no_grad():
+        with outside_the_compiler(), torch.no_grad(), watched(exchange.ranks):
             known[key] = agreed_device(value.device, value.dtype, find_group(exchange.group))
     return known[key]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from cocodiff_compile.agreement.watch import watched
 from cocodiff_compile.agreement.world import PerWorld, ranks_are_real
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.graph.aten import value_of
@@ -38,7 +39,7 @@ def _machine(exchange: Exchange, source: str | Topology, live: bool) -> Machine:
         topology = PRESETS[source](exchange.num_ranks)
     if not live:
         return sketch_machine(topology)
-    with outside_the_compiler():
+    with outside_the_compiler(), watched(exchange.ranks):
         return make_machine(exchange.ranks, topology)
 
 
@@ -47,7 +48,7 @@ def _auto(exchange: Exchange, live: bool) -> Topology:
     if exchange.ranks not in known:
         if not (live and ranks_are_real()):
             return detect([RankPlace("")] * exchange.num_ranks).topology
-        with outside_the_compiler():
+        with outside_the_compiler(), watched(exchange.ranks):
             device = value_of(exchange.start).device
             found = live_topology(device, find_group(exchange.group))
         level = logging.WARNING if found.probe_failed else logging.INFO

@@ -1,0 +1,41 @@
+"""Closing process groups from another thread, so that a collective that can never end raises.
+
+gloo's `abort` does nothing. But a receive that times out makes gloo close all connections of its
+group, and whoever waits in a collective of it raises at once: so one is started here that nobody
+answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from cocodiff_compile.compat import group_ranks, groups_by_name
+
+log = logging.getLogger(__name__)
+
+_UNANSWERED_TAG = 4242
+_AT_ONCE = timedelta(milliseconds=1)
+
+
+def close_groups(ranks: tuple[int, ...]) -> None:
+    """Closes every process group of this process all of whose members are among `ranks`."""
+    for name, group in groups_by_name().items():
+        members = group_ranks(name) or ()
+        if len(members) > 1 and set(members) <= set(ranks):
+            _close(name, group)
+
+
+def _close(name: str, group: Any) -> None:
+    try:
+        if dist.get_backend(group) == "gloo":
+            other = 0 if dist.get_rank(group) else 1
+            group.recv([torch.empty(1)], other, _UNANSWERED_TAG).wait(_AT_ONCE)
+        else:
+            group.abort()
+    except RuntimeError as error:  # gloo says that nothing came, which is what was wanted
+        log.debug("closed group %s: %s", name, error)
