@@ -231,4 +231,49 @@ PASSES = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*CUT_RULES, *GIVEN, *PASSES)
+CODE_AND_POLICY = (
+    _quick(
+        "one large token decides the spreads",
+        "cocodiff_compile/graph/delta_code.py",
+        ".clamp(max=0.0))",
+        ")",
+        "test_delta_code_outliers",
+    ),
+    _quick(
+        "a head that the spreads do not fit is coded with them",
+        "cocodiff_compile/graph/delta_code.py",
+        "(wanted > _MISFIT * even) | ",
+        "",
+        "test_delta_code_outliers",
+    ),
+    _quick(
+        "the worst loss is the mean",
+        "cocodiff_compile/graph/delta_code.py",
+        "share.mean(), share.amax()",
+        "share.mean(), share.mean()",
+        "test_delta_code_outliers",
+    ),
+    _quick(
+        "adaptive falls back to the code that did not suffice",
+        "cocodiff_compile/v_major/policy.py",
+        "enough), IN_FULL)",
+        "enough), self.first)",
+        "test_v_major_policy",
+    ),
+    _quick(
+        "no token's own loss counts",
+        "cocodiff_compile/v_major/policy.py",
+        " and worst <= allowed * 10 ** (self.worst_db / 10)",
+        "",
+        "test_v_major_policy",
+    ),
+    _quick(
+        "the worst call is averaged away",
+        "cocodiff_compile/v_major/selective_call.py",
+        "float(worst.amax())",
+        "float(worst.mean())",
+        "test_selective_call_drift",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (*CUT_RULES, *GIVEN, *PASSES, *CODE_AND_POLICY)
