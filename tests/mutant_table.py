@@ -276,4 +276,21 @@ CODE_AND_POLICY = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*CUT_RULES, *GIVEN, *PASSES, *CODE_AND_POLICY)
+PARALLEL = (
+    _quick(
+        "padded rows counted as real",
+        "cocodiff_compile/parallel/token_padding.py",
+        "num_local * (self.degree - rank) - pad)",
+        "num_local * (self.degree - rank))",
+        "test_token_padding",
+    ),
+    _quick(
+        "each rank decides from its own tokens what a cache skips",
+        "cocodiff_compile/parallel/cache_decisions.py",
+        "return torch.stack(theirs).sum(0)",
+        "return mine",
+        "test_caches",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (*CUT_RULES, *GIVEN, *PASSES, *CODE_AND_POLICY, *PARALLEL)
