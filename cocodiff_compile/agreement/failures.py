@@ -99,7 +99,8 @@ def end_attempt(error: BaseException) -> None:
         world_store().set(_ended_key(dist.get_rank()), str(memory.attempts))
         for rank in range(dist.get_world_size()):
             begun, ended = _number(_begun_key(rank)), _number(_ended_key(rank))
-            memory.over[rank] = max(ended, memory.met.get(rank, 0), memory.over.get(rank, 0))
+            last = memory.met.get(rank, ended)  # who met me may be in its next attempt already
+            memory.over[rank] = max(last, memory.over.get(rank, 0))
             memory.doubtful[rank] = 0 if rank in memory.met else begun
 
 
