@@ -99,8 +99,9 @@ def end_attempt(error: BaseException) -> None:
         world_store().set(_ended_key(dist.get_rank()), str(memory.attempts))
         for rank in range(dist.get_world_size()):
             begun, ended = _number(_begun_key(rank)), _number(_ended_key(rank))
-            memory.over[rank] = max(ended, memory.met.get(rank, 0), memory.over.get(rank, 0))
-            memory.doubtful[rank] = begun
+            last = memory.met.get(rank, ended)  # who met me may be in its next attempt already
+            memory.over[rank] = max(last, memory.over.get(rank, 0))
+            memory.doubtful[rank] = 0 if rank in memory.met else begun
 
 
 def _number(key: str) -> int:
@@ -211,5 +212,7 @@ def heed(failure: Failure) -> None:
 
 def _is_doubtful(failure: Failure) -> bool:
     """Whether it may be of an attempt that has ended here too, and the rank may soon try again."""
-    is_of_last = _memory.get().doubtful.get(failure.rank, 0) == failure.attempt
-    return is_of_last and time.monotonic() - failure.read_s < DOUBT_S
+    memory, rank = _memory.get(), failure.rank
+    is_of_this = memory.met.get(rank) == failure.attempt
+    is_of_last = memory.doubtful.get(rank, 0) == failure.attempt
+    return is_of_last and not is_of_this and time.monotonic() - failure.read_s < DOUBT_S
