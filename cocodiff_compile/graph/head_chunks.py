@@ -37,7 +37,7 @@ Outside = Mapping[tuple[Node, Node], HeadCut]
 
 
 def common_cut(node: Node, cuts: Mapping[Node, HeadCut], count: int) -> HeadCut:
-    """The cut of a node as each of its inputs sees it; they must agree."""
+    """Returns the cut of a node, on which all of its inputs must agree."""
     inputs = [source for source in node.all_input_nodes if source in cuts]
     found = [step_cut(cuts[source], source, node, count) for source in inputs]
     if any(cut.dim != found[0].dim or not same(cut.outer, found[0].outer) for cut in found):
@@ -46,7 +46,7 @@ def common_cut(node: Node, cuts: Mapping[Node, HeadCut], count: int) -> HeadCut:
 
 
 def cuts_outside(node: Node, cuts: Mapping[Node, HeadCut]) -> Outside:
-    """What a node reads beside data of the attention, where it has a part for each head."""
+    """Returns the cuts of the operands that come from elsewhere and have a part for each head."""
     reads_heads = (
         is_pointwise(node)
         or is_concatenation(node)
@@ -72,7 +72,7 @@ def cuts_outside(node: Node, cuts: Mapping[Node, HeadCut]) -> Outside:
 
 
 def refuse_unknown_sizes(node: Node, cut: HeadCut) -> None:
-    """Of [outer, heads] one size may be symbolic, not both."""
+    """Raises CutUnknown if both sizes of [outer, heads] are symbolic; one may be."""
     size = shape_of(node)[cut.dim]
     if known(cut.outer) is None and known(size // cut.outer) is None:
         raise CutUnknown(f"{node.name} has two symbolic sizes around its heads")
@@ -87,7 +87,7 @@ class HeadChunks:
     cuts: Mapping[Node, HeadCut]
     outside: Outside
     copies: list[dict[Node, Node]] = field(init=False)
-    """By chunk: what stands for each node that was emitted."""
+    """By chunk: the copy of each node that was emitted."""
 
     def __post_init__(self) -> None:
         self.copies = [{} for _ in range(self.count)]
@@ -113,7 +113,7 @@ class HeadChunks:
             copies[node] = emit(self.graph, target, *args, like=like, **kwargs)
 
     def exchange(self, start: Node, source: Node) -> Node:
-        """The exchange that `start` is, of a chunk of what it sends."""
+        """Emits the exchange that `start` is, for one chunk of what it sends."""
         arguments = bound(start)
         splits = arguments["input_split_sizes"]
         if self.cuts[start].dim == 0:
@@ -124,12 +124,12 @@ class HeadChunks:
         )
 
     def _whole(self, node: Node, source: Node, chunk: int) -> Node:
-        """What a node reads from elsewhere: all of it, or the part of this chunk's heads."""
+        """Returns all of an operand from elsewhere, or its part for the heads of this chunk."""
         cut = self.outside.get((node, source))
         return source if cut is None else self.part(source, cut, chunk)
 
     def _with_fewer_heads(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a reshape, with the size that a chunk has in the dim of the heads."""
+        """Returns the arguments of a reshape with a chunk's size in the dim of the heads."""
         dim, sizes = self.cuts[node].dim, list(args[1])
         sizes[dim] = self._divided(sizes[dim], args[0])
         return (args[0], sizes, *args[2:])
@@ -140,7 +140,7 @@ class HeadChunks:
         return size if size == -1 else size // self.count
 
     def part(self, whole: Node, cut: HeadCut, chunk: int) -> Node:
-        """The elements of one chunk."""
+        """Emits a tensor of the elements of one chunk."""
         graph, count = self.graph, self.count
         shape = emit_shape(graph, whole)
         before, after = shape[: cut.dim], shape[cut.dim + 1 :]
@@ -154,7 +154,7 @@ class HeadChunks:
         return emit(graph, aten.view.default, picked, [*before, -1, *after], like=whole)
 
     def join(self, whole: Node) -> Node:
-        """What stands for `whole`, from all chunks."""
+        """Emits `whole`, joined from all chunks."""
         cut = self.cuts[whole]
         parts = [copies[whole] for copies in self.copies]
         return emit_joined(self.graph, parts, cut.dim, cut.outer, whole)
@@ -168,4 +168,4 @@ _SIZED = frozenset(
         aten.expand.default,
     }
 )
-"""Whose second argument is a shape."""
+"""Ops whose second argument is a shape."""

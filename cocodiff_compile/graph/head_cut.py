@@ -56,7 +56,7 @@ class HeadCut:
 
 
 def step_cut(cut: HeadCut, operand: Node, node: Node, count: int) -> HeadCut:
-    """The cut of `node`, given that of `operand`, one of its inputs."""
+    """Returns the cut of `node`, given that of `operand`, one of its inputs."""
     rule = HEAD_RULES.get(node.target)
     if rule is None:
         raise CutUnknown(f"{node.target} ({node.name}) may mix heads")
@@ -108,8 +108,8 @@ def _squeezed(step: HeadStep) -> HeadCut:
 
 
 def squeezed(node: Node) -> list[int]:
-    """The dims that a squeeze drops. Of a chunk it may drop no others: one head alone is a dim of
-    size 1 too.
+    """Returns the dims that a squeeze drops. From a chunk it may drop no others, though a chunk of
+    one head has one more dim of size 1.
     """
     shape = shape_of(node.all_input_nodes[0])
     asked = bound(node).get("dim", range(len(shape)))
@@ -202,7 +202,7 @@ def _reduced(step: HeadStep) -> HeadCut:
 
 
 def reduced_dims(node: Node) -> set[int]:
-    """The dims over which a reduction runs."""
+    """Returns the dims over which a reduction runs."""
     arguments = bound(node)
     rank = len(shape_of(arguments["self"]))
     return {dim % rank for dim in arguments["dim"] or range(rank)}
@@ -222,7 +222,7 @@ def refuse_other_order(node: Node, cut_dim: int, dims: Collection[int]) -> None:
 
 
 def refuse_inner_cut(node: Node, cut_dim: int, dim: int) -> None:
-    """The same for a softmax, which copies what is not contiguous."""
+    """Refuses the same of a softmax, which first copies an operand that is not contiguous."""
     if cut_dim > dim:
         raise CutUnknown(f"{node.name} sums in an order that depends on what lies beside")
 

@@ -19,8 +19,8 @@ from cocodiff_compile.graph.layout import Size, known, same
 
 
 def memory_order(node: Node) -> list[int]:
-    """The dims of a tensor, those with the largest strides first. Where a dim repeats elements, the
-    order in which they are written down: a copy of them has no other.
+    """Returns the dims of a tensor, largest stride first. A tensor that repeats elements has no such
+    order; its copies are contiguous.
     """
     value = value_of(node)
     strides = [optimization_hint(stride) for stride in value.stride()]
@@ -30,7 +30,7 @@ def memory_order(node: Node) -> list[int]:
 
 
 def dense_strides(node: Node) -> tuple[Size, ...]:
-    """The strides that a joined copy of a tensor has."""
+    """Returns the strides that a joined copy of a tensor has."""
     shape = value_of(node).shape
     strides: dict[int, Size] = {}
     stride: Size = 1
@@ -46,8 +46,8 @@ def is_dense(node: Node) -> bool:
 
 
 def emit_joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, whole: Node) -> Node:
-    """What stands for `whole`: `dim` is [outer, elements], and the parts hold the elements of each
-    of the `outer` blocks, one part behind the other.
+    """Emits `whole`, joined from its parts. `dim` is [outer, elements], and the parts hold the
+    elements of each of the `outer` blocks, one part behind the other.
     """
     order = memory_order(whole)
     is_permuted = order != list(range(len(order)))
