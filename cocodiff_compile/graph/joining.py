@@ -19,8 +19,8 @@ from cocodiff_compile.graph.layout import Size, known, same
 
 
 def memory_order(node: Node) -> list[int]:
-    """Returns the dims of a tensor, largest stride first. A tensor that repeats elements has no such
-    order; its copies are contiguous.
+    """Returns the dims of a tensor, largest stride first. A tensor that repeats elements has no
+    such order; its copies are contiguous.
     """
     value = value_of(node)
     strides = [optimization_hint(stride) for stride in value.stride()]
