@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from cocodiff_compile.agreement.failures import meet, this_attempt
+from cocodiff_compile.agreement.failures import attempts_together, goes_alone, meet
 from cocodiff_compile.agreement.standing import Facts, Ranks, group_key, standing
 from cocodiff_compile.agreement.waiting import stay_until_read, store_reached, wait_for
 from cocodiff_compile.agreement.world import PerWorld, world_store
@@ -50,6 +50,7 @@ def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[Co
     """
     digest = hashlib.sha256(json.dumps([groups, captured]).encode()).hexdigest()
     if digest in _memory.get().agreed:
+        goes_alone()
         yield None
         return
     rounds = CompileRounds(groups)
@@ -121,7 +122,7 @@ def asked_key(ranks: Ranks, number: int, calls: int) -> str:
 
 def record(facts: Facts) -> str:
     """What a rank puts into a round."""
-    return json.dumps({"attempt": this_attempt(), "facts": facts})
+    return json.dumps({"together": attempts_together(), "facts": facts})
 
 
 def difference_of(keys: Mapping[int, str]) -> str:
@@ -130,7 +131,7 @@ def difference_of(keys: Mapping[int, str]) -> str:
     """
     store = world_store()
     given = {rank: json.loads(store.get(key)) for rank, key in keys.items()}
-    meet({rank: own["attempt"] for rank, own in given.items()})
+    meet({rank: own["together"] for rank, own in given.items()})
     if difference := first_difference({rank: own["facts"] for rank, own in given.items()}):
         store.set(f"{keys[dist.get_rank()]}/read", "")
         stay_until_read([f"{key}/read" for key in keys.values()])

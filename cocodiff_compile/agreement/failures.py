@@ -1,7 +1,11 @@
 """Failures of ranks, told through the store of the world, so that those who wait can raise too.
 
-A failure counts until the rank that failed begins another attempt to compile. It concerns the ranks
-that share a group with the graph or call that failed; all ranks, as long as that is not known.
+A failure counts until the rank that failed begins another attempt to compile, unless it is of an
+attempt that has ended with an error here too. It concerns the ranks that share a group with the
+graph or call that failed; all ranks, as long as that is not known.
+
+Attempts that all ranks of a group make together are counted, so that ranks know which attempt of
+another rank belongs to which of theirs; they learn the difference of their counts when they meet.
 """
 
 from __future__ import annotations
@@ -22,9 +26,6 @@ from cocodiff_compile.errors import PeerError
 POLL_S = 0.05
 LAST_WORDS_S = 5.0
 """How long a rank that raises stays for others to read why: the store may live in its process."""
-DOUBT_S = LAST_WORDS_S + 2.0
-"""A rank that failed tries again within this time, if it does so at once."""
-
 _COUNT = "cocodiff/failures"
 _TOLD = "_cocodiff_told_other_ranks"
 """Attribute of an exception that other ranks know of."""
@@ -36,14 +37,14 @@ class Failure:
 
     rank: int
     text: str
-    attempt: int
-    """How many compiles it had begun."""
+    begun: int
+    """How many attempts to compile it had begun."""
+    together: int
+    """How many of them together with other ranks."""
     calls: dict[str, int]
     """Calls of compiled code that it had begun, by group."""
     groups: list[list[int]] | None
     """Ranks of the groups that the failed graph communicates over; None if not known."""
-    read_s: float = 0.0
-    """When this rank read it."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.text}"
@@ -56,17 +57,21 @@ class Failure:
 class _Memory:
     """What this rank remembers of one world."""
 
-    attempts: int = 0
+    begun: int = 0
+    together: int = 0
+    is_alone: bool = False
+    """Whether this attempt turned out to be one that no other rank takes part in."""
     groups: list[list[int]] | None = None
+    met: set[int] = field(default_factory=set)
+    """Ranks that came to this attempt."""
+    ahead: dict[int, int] = field(default_factory=dict)
+    """By rank: how many attempts together this one had counted more when they met."""
+    failed: int = 0
+    """The last attempt together that ended with an error."""
     failures_read: int = 0
     unheeded: list[Failure] = field(default_factory=list)
-    """Those read and not yet raised."""
-    met: dict[int, int] = field(default_factory=dict)
-    """By rank: its attempt, if this attempt has met it in a round."""
-    over: dict[int, int] = field(default_factory=dict)
-    """By rank: its attempts up to this one were over when one of this rank ended with an error."""
-    doubtful: dict[int, int] = field(default_factory=dict)
-    """By rank: the attempt it was in then, without having met; it may have been the same."""
+    heeded: dict[int, int] = field(default_factory=dict)
+    """By rank: failures up to this attempt of it were raised here."""
 
 
 _memory = PerWorld(_Memory)
@@ -75,19 +80,35 @@ _memory = PerWorld(_Memory)
 def begin_attempt() -> None:
     """This rank begins to compile a graph: its earlier failures count no more."""
     memory = _memory.get()
-    memory.attempts += 1
-    memory.groups, memory.met = None, {}
+    memory.begun += 1
+    memory.together += 1
+    memory.groups, memory.is_alone, memory.met = None, False, set()
     with suppress(dist.DistError):
-        world_store().set(_begun_key(dist.get_rank()), str(memory.attempts))
+        world_store().set(_begun_key(dist.get_rank()), str(memory.begun))
 
 
-def this_attempt() -> int:
-    return _memory.get().attempts
+def concerns_groups(groups: Sequence[Ranks]) -> None:
+    """From now on a failure of this attempt to compile concerns these groups only."""
+    _memory.get().groups = [list(ranks) for ranks in groups]
 
 
-def meet(attempts: Mapping[int, int]) -> None:
-    """The attempt that other ranks are in was compared with the one this rank is in."""
-    _memory.get().met.update(attempts)
+def goes_alone() -> None:
+    """No other rank takes part in this attempt."""
+    memory = _memory.get()
+    memory.is_alone = True
+    memory.together -= 1
+
+
+def attempts_together() -> int:
+    """How many this rank has begun, with this one."""
+    return _memory.get().together
+
+
+def meet(together: Mapping[int, int]) -> None:
+    """In this attempt together other ranks have come, whose counts are given."""
+    memory = _memory.get()
+    memory.met |= {*together}
+    memory.ahead.update({rank: memory.together - theirs for rank, theirs in together.items()})
 
 
 def end_attempt(error: BaseException) -> None:
@@ -95,23 +116,8 @@ def end_attempt(error: BaseException) -> None:
     memory = _memory.get()
     if not isinstance(error, PeerError):
         tell(error, "failed to compile", memory.groups)
-    with suppress(dist.DistError):
-        world_store().set(_ended_key(dist.get_rank()), str(memory.attempts))
-        for rank in range(dist.get_world_size()):
-            begun, ended = _number(_begun_key(rank)), _number(_ended_key(rank))
-            last = memory.met.get(rank, ended)  # who met me may be in its next attempt already
-            memory.over[rank] = max(last, memory.over.get(rank, 0))
-            memory.doubtful[rank] = 0 if rank in memory.met else begun
-
-
-def _number(key: str) -> int:
-    store = world_store()
-    return int(store.get(key)) if store.check([key]) else 0
-
-
-def concerns_groups(groups: Sequence[Ranks]) -> None:
-    """From now on a failure of this attempt to compile concerns these groups only."""
-    _memory.get().groups = [list(ranks) for ranks in groups]
+    if not memory.is_alone:
+        memory.failed = memory.together
 
 
 def tell(
@@ -145,7 +151,8 @@ def _tell(text: str, groups: Sequence[Sequence[int]] | None, last_words_s: float
     failure = {
         "rank": rank,
         "text": text,
-        "attempt": this_attempt(),
+        "begun": _memory.get().begun,
+        "together": _memory.get().together,
         "calls": dict(standing.get().calls),
         "groups": known,
     }
@@ -167,10 +174,6 @@ def _begun_key(rank: int) -> str:
     return f"cocodiff/attempt/{rank}"
 
 
-def _ended_key(rank: int) -> str:
-    return f"cocodiff/attempt/{rank}/ended with an error"
-
-
 def read_failures() -> list[Failure]:
     """Failures of other ranks that count and that this rank has not raised."""
     store, memory = world_store(), _memory.get()
@@ -180,7 +183,7 @@ def read_failures() -> list[Failure]:
             if not store.check([key]):
                 break  # counted, and not yet written
             memory.failures_read = number
-            failure = Failure(**json.loads(store.get(key)), read_s=time.monotonic())
+            failure = Failure(**json.loads(store.get(key)))
             store.set(_read_key(number, dist.get_rank()), "")
             if failure.rank != dist.get_rank():
                 memory.unheeded.append(failure)
@@ -189,8 +192,14 @@ def read_failures() -> list[Failure]:
 
 
 def _is_over(failure: Failure) -> bool:
-    has_ended_here = failure.attempt <= _memory.get().over.get(failure.rank, 0)
-    return has_ended_here or _number(_begun_key(failure.rank)) > failure.attempt
+    memory, store = _memory.get(), world_store()
+    rank, key = failure.rank, _begun_key(failure.rank)
+    attempt = failure.together + memory.ahead.get(rank, 0)
+    if attempt <= memory.failed or failure.begun <= memory.heeded.get(rank, 0):
+        return True
+    if attempt == memory.together and rank in memory.met:
+        return False  # even if the rank has begun another: this one waits for it in vain
+    return bool(store.check([key])) and int(store.get(key)) > failure.begun
 
 
 def failure_of(ranks: Ranks, calls: int) -> Failure | None:
@@ -199,20 +208,11 @@ def failure_of(ranks: Ranks, calls: int) -> Failure | None:
     """
     for failure in read_failures():
         is_behind = failure.calls.get(group_key(ranks), 0) >= calls - 1
-        if failure.concerns(ranks) and is_behind and not _is_doubtful(failure):
+        if failure.concerns(ranks) and is_behind:
             return failure
     return None
 
 
 def heed(failure: Failure) -> None:
     """This rank raises because of it, once."""
-    over = _memory.get().over
-    over[failure.rank] = max(over.get(failure.rank, 0), failure.attempt)
-
-
-def _is_doubtful(failure: Failure) -> bool:
-    """Whether it may be of an attempt that has ended here too, and the rank may soon try again."""
-    memory, rank = _memory.get(), failure.rank
-    is_of_this = memory.met.get(rank) == failure.attempt
-    is_of_last = memory.doubtful.get(rank, 0) == failure.attempt
-    return is_of_last and not is_of_this and time.monotonic() - failure.read_s < DOUBT_S
+    _memory.get().heeded[failure.rank] = failure.begun

@@ -21,7 +21,7 @@ from cocodiff_compile.agreement.compile_rounds import (
     compile_rounds,
     facts_by_ranks,
 )
-from cocodiff_compile.agreement.failures import concerns_groups
+from cocodiff_compile.agreement.failures import concerns_groups, goes_alone
 from cocodiff_compile.agreement.run_plans import (
     SizedPlans,
     SizeTexts,
@@ -90,6 +90,8 @@ def graph_rounds(
     groups = collective_groups(graph) if is_among_ranks else {}
     if is_among_ranks:
         concerns_groups(list(groups.values()))
+    if is_among_ranks and not groups:
+        goes_alone()
     sizes = SizeTexts()
     captured = {name: captured_facts(graph, found, name, config, sizes) for name in groups}
     if kind:
