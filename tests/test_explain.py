@@ -122,10 +122,10 @@ def test_what_most_steps_carry_and_remember_is_told() -> None:
     model = nn.Sequential(Block(), Block()).eval()
     explanation = cocodiff_compile.explain(model, _x(), options=options)
     assert "8 exchanges (2 bits) remember 0.01 MiB per pass of guidance" in str(explanation)
-    # Of 4 tokens x 4 heads: 2 bytes of numbers and one for the step each. Towards 2 ranks: 8 bytes
+    # Of 4 tokens x 4 heads: 2 bytes of numbers and 12 bits of scale each. Towards 2 ranks: 8 bytes
     # for spreads.
     sizes = {leg.exchange.size_bytes for site in explanation.sites for leg in site.legs}
-    assert sizes == {48 + 2 * 8}
+    assert sizes == {16 * 2 + 16 * 12 // 8 + 2 * 8}
 
 
 def test_exchanges_too_small_to_be_worth_coding_are_told() -> None:

@@ -9,6 +9,20 @@ from typing import Any
 
 from torch import nn
 
+_ANY_ARGUMENTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside of those that pass all arguments on to the only one they hold, as
+    `torch.compile(block)` does.
+    """
+    while not ForwardArguments.of(module).positions and len(module._modules) == 1:
+        (inner,) = module._modules.values()
+        if inner is None:
+            break
+        module = inner
+    return module
+
 
 @dataclass(frozen=True)
 class ForwardArguments:
@@ -18,8 +32,9 @@ class ForwardArguments:
 
     @classmethod
     def of(cls, module: nn.Module) -> ForwardArguments:
-        parameters = list(inspect.signature(type(module).forward).parameters)[1:]
-        return cls({name: index for index, name in enumerate(parameters)})
+        parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+        named = [item.name for item in parameters if item.kind not in _ANY_ARGUMENTS]
+        return cls({name: index for index, name in enumerate(named)})
 
     def get(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The value passed, or None if it was left out."""

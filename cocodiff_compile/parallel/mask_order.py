@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cocodiff_compile.parallel.forward_arguments import ForwardArguments
+from cocodiff_compile.parallel.forward_arguments import ForwardArguments, unwrapped
 from cocodiff_compile.parallel.token_hook import TokenHook
 from cocodiff_compile.parallel.token_padding import IMAGE, TEXT, TokenPadding
 
@@ -78,7 +78,8 @@ def mask_hooks(
     hooks: list[tuple[str, nn.Module, TokenHook]] = []
     for joint in masks:
         module = model.get_submodule(joint.module)
-        for index, target in enumerate(module if isinstance(module, nn.ModuleList) else [module]):
+        targets = module if isinstance(module, nn.ModuleList) else [module]
+        for index, target in enumerate(map(unwrapped, targets)):
             hook = _OrderMaskHook(joint, ForwardArguments.of(target), padding)
             hooks.append((f"mask of {joint.module}[{index}]", target, hook))
     return hooks

@@ -14,7 +14,7 @@ from diffusers.hooks.context_parallel import EquipartitionSharder, _get_submodul
 from diffusers.models._modeling_parallel import ContextParallelConfig, ContextParallelOutput
 from torch import nn
 
-from cocodiff_compile.parallel.forward_arguments import ForwardArguments
+from cocodiff_compile.parallel.forward_arguments import ForwardArguments, unwrapped
 from cocodiff_compile.parallel.plans import ModelPlan
 from cocodiff_compile.parallel.token_hook import TokenHook
 from cocodiff_compile.parallel.token_padding import TokenPadding, missing, pad_end
@@ -52,7 +52,7 @@ def token_hooks(
 
 def _modules(model: nn.Module, pattern: str) -> list[nn.Module]:
     found = _get_submodule_by_name(model, pattern)
-    return found if isinstance(found, list) else [found]
+    return list(map(unwrapped, found if isinstance(found, list) else [found]))
 
 
 def _hook_for(

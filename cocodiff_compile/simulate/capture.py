@@ -160,25 +160,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.__enter__()  # type: ignore[no-untyped-call]
 
 
-class _Region(nn.Module):
-    """A repeated block, compiled. Dynamo keeps graphs by code: blocks of a kind share theirs."""
-
-    def __init__(self, block: nn.Module, backend: Callable[..., Any], recorder: _Recorder) -> None:
-        super().__init__()
-        self.compiled = torch.compile(block, backend=backend, dynamic=False, fullgraph=True)
-        self.recorder = recorder
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self.recorder.aside():
-            return self.compiled(*args, **kwargs)
-
-
 def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Recorder) -> None:
+    """Compiles each repeated block in its place, as `Module.compile` does. Dynamo keeps graphs by
+    code: blocks of a kind share theirs.
+    """
     torch.compiler.reset()  # graphs of another case count towards Dynamo's limit
     for blocks in model.children():
         if isinstance(blocks, nn.ModuleList):
-            for number, block in enumerate(blocks):
-                blocks[number] = _Region(block, backend, recorder)
+            for block in blocks:
+                compiled = torch.compile(
+                    block._call_impl, backend=backend, dynamic=False, fullgraph=True
+                )
+                block._compiled_call_impl = recorder.aside()(compiled)
 
 
 def _backend(
