@@ -1,4 +1,4 @@
-"""Entry points for torch.compile, and what they know of each kind of device."""
+"""Entry points for torch.compile."""
 
 if __name__ != "cocodiff_compile.backends":
     raise ImportError(

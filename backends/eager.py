@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from cocodiff_compile.backends.cocodiff import compile_called
 from cocodiff_compile.compat import make_boxed_func
+from cocodiff_compile.compiler.compile_graph import compile_for_dynamo
 
 
 def cocodiff_eager(
@@ -24,7 +24,7 @@ def cocodiff_eager(
     mode: str | None = None,
 ) -> Any:
     """The backend that Dynamo calls, once per graph. `mode` is checked, and changes nothing."""
-    return compile_called(gm, example_inputs, options, mode, run_as_it_stands)
+    return compile_for_dynamo(gm, example_inputs, options, mode, run_as_it_stands)
 
 
 def run_as_it_stands(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:

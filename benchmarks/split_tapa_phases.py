@@ -25,13 +25,15 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.fx import GraphModule
 
-from cocodiff_compile.agreement.all_ranks import largest
+from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.one_exchange import exchange_graph, split_only_exchange
+from cocodiff_compile.ranks.agreement.all_ranks import largest
+from cocodiff_compile.ranks.groups import make_machine
+from cocodiff_compile.ranks.live_topology import live_topology
 from cocodiff_compile.report.describe import format_table
-from cocodiff_compile.topology.groups import Machine, make_machine
-from cocodiff_compile.topology.live import live_topology
-from cocodiff_compile.topology.phase_plan import Phases, plan_phases
+from cocodiff_compile.topology.machine import Machine
+from cocodiff_compile.topology.phases import Phases
 
 RANKS = (4, 8, 12, 24)
 SIZES_MB = (0.02, 0.1, 0.5, 2.0, 8.0)

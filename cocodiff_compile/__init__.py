@@ -7,10 +7,10 @@ cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transf
 cocodiff_compile.init_distributed()               joins the ranks of torchrun, mpiexec or srun
 """
 
+from cocodiff_compile.compiler.explain import Explanation, explain
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.explain import Explanation, explain
-from cocodiff_compile.graph.records import Declined, UlyssesSite
-from cocodiff_compile.launch.init_distributed import init_distributed
+from cocodiff_compile.ir.records import Declined, UlyssesSite
+from cocodiff_compile.ranks.launch.init_distributed import init_distributed
 from cocodiff_compile.report.collect import collect_reports
 from cocodiff_compile.v_major.denoising import Denoising, denoising
 

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cocodiff_compile import __version__
-from cocodiff_compile.bench.command import add_bench
-from cocodiff_compile.doctor.command import add_doctor
 from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.given_values import shown
+from cocodiff_compile.lab.bench.command import add_bench
 from cocodiff_compile.lab.command import add_lab
-from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
-from cocodiff_compile.quality.command import add_quality
-from cocodiff_compile.simulate.command import add_simulate
+from cocodiff_compile.lab.doctor.command import add_doctor
+from cocodiff_compile.lab.quality.command import add_quality
+from cocodiff_compile.lab.show_topology import find_topology, format_topology
+from cocodiff_compile.lab.simulate.command import add_simulate
+from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
+from cocodiff_compile.ranks.live_topology import live_topology_under_launcher
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.draw import draw_topology
 from cocodiff_compile.topology.files import topology_data
-from cocodiff_compile.topology.live import live_topology_under_launcher
-from cocodiff_compile.topology.show import find_topology, format_topology
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

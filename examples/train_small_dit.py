@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cocodiff_compile.quality.pictures import draw_pictures, random_prompts
-from cocodiff_compile.quality.small_dit import (
+from cocodiff_compile.lab.quality.pictures import draw_pictures, random_prompts
+from cocodiff_compile.lab.quality.small_dit import (
     WEIGHTS,
     build_small_dit,
     conditioning,

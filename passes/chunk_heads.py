@@ -9,7 +9,7 @@ Rewrites  the exchanges of a site, what stands between them and its attention, a
 Keeps     every value, bit for bit: heads do not see each other in an attention. As many bytes
           travel as before, in more messages.
 Declines  a site whose heads cannot be followed from exchange to exchange, through ops that the
-          table of `graph/head_cut.py` lists, or do not divide; one whose result is multiplied as a
+          table of `cut/head_cut.py` lists, or do not divide; one whose result is multiplied as a
           slice of a larger tensor, which chunks would join closer together.
 
     [P*S*B*h*D] -> exchange -> ... -> attention [B, h, N, D] -> ... -> exchange -> ...
@@ -24,25 +24,25 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.cut.head_chunks import (
+    HeadChunks,
+    common_cut,
+    cuts_outside,
+    refuse_unknown_sizes,
+)
+from cocodiff_compile.cut.head_cut import CutUnknown, HeadCut, step_cut
+from cocodiff_compile.cut.joining import is_dense
+from cocodiff_compile.decide.head_chunk_count import choose_chunks
+from cocodiff_compile.ir.aten import (
     bound,
     is_collective,
     is_heavy,
     is_number,
     readers_of,
 )
-from cocodiff_compile.graph.exchanges import view_path
-from cocodiff_compile.graph.head_chunks import (
-    HeadChunks,
-    common_cut,
-    cuts_outside,
-    refuse_unknown_sizes,
-)
-from cocodiff_compile.graph.head_cut import CutUnknown, HeadCut, step_cut
-from cocodiff_compile.graph.joining import is_dense
-from cocodiff_compile.graph.layout import divides
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import (
+from cocodiff_compile.ir.layout import divides
+from cocodiff_compile.ir.records import (
     Attention,
     Declined,
     Exchange,
@@ -50,8 +50,8 @@ from cocodiff_compile.graph.records import (
     UlyssesSite,
 )
 from cocodiff_compile.passes.chunk_tokens import token_tasks
-from cocodiff_compile.schedule.chunked_tasks import choose_chunks
-from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.recognize.exchanges import view_path
 
 _MAX_REGION = 512
 AUTO_COUNTS = (2, 3, 4)

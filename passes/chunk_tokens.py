@@ -8,7 +8,7 @@ Keeps     every value: rows do not see each other in any of this. Bit for bit wh
           that multiplies computes a row alike whatever stands beside it, as on CPU. As many bytes
           travel as before, in more messages.
 Declines  a site whose tokens cannot be followed from its queries through its way out, through ops
-          that the tables of `graph/row_cut.py` list.
+          that the tables of `cut/row_cut.py` list.
 
     exchange -> [S, C] -> projection, norm, MLP [S, C] -> exchange
     n times:    [s, C] -> projection, norm, MLP [s, C] -> exchange: one run computes while others
@@ -22,15 +22,24 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.cost.tasks import Tasks
+from cocodiff_compile.cut.head_cut import CutUnknown
+from cocodiff_compile.cut.row_cut import (
+    RowCut,
+    RowPlan,
+    RowStep,
+    sizes_of,
+    step_rows,
+)
+from cocodiff_compile.cut.row_runs import RowRuns
+from cocodiff_compile.ir.aten import (
     FUSED_ATTENTION,
     aten,
     bound,
     parse_fused_attention,
 )
-from cocodiff_compile.graph.head_cut import CutUnknown
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import (
+from cocodiff_compile.ir.records import (
     Attention,
     Declined,
     Exchange,
@@ -39,19 +48,10 @@ from cocodiff_compile.graph.records import (
     Recognition,
     UlyssesSite,
 )
-from cocodiff_compile.graph.row_cut import (
-    RowCut,
-    RowPlan,
-    RowStep,
-    sizes_of,
-    step_rows,
-)
-from cocodiff_compile.graph.row_runs import RowRuns
-from cocodiff_compile.graph.sketch import sketched
-from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.ir.sketch import sketched
+from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from cocodiff_compile.schedule.list_schedule import list_schedule
-from cocodiff_compile.schedule.tasks import Tasks
 
 AUTO_COUNT = 2
 """What "auto" tries: more runs gain little more, and make more kernels."""

@@ -31,16 +31,16 @@ from dataclasses import dataclass
 from torch import distributed as dist
 from torch.fx import Graph
 
-from cocodiff_compile.graph.attention_cores import find_attention_cores
-from cocodiff_compile.graph.exchanges import Exchanges, Surroundings
-from cocodiff_compile.graph.independent_work import with_independent_work
-from cocodiff_compile.graph.module_path import module_path_of
-from cocodiff_compile.graph.orphan_exchanges import explain_orphans
-from cocodiff_compile.graph.other_exchanges import decline_other_exchanges
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Declined, Recognition, UlyssesSite
-from cocodiff_compile.graph.refusals import OUTSIDE
-from cocodiff_compile.graph.ulysses_match import match_site
+from cocodiff_compile.ir.module_path import module_path_of
+from cocodiff_compile.ir.records import Declined, Recognition, UlyssesSite
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.recognize.attention_cores import find_attention_cores
+from cocodiff_compile.recognize.exchanges import Exchanges, Surroundings
+from cocodiff_compile.recognize.independent_work import with_independent_work
+from cocodiff_compile.recognize.orphan_exchanges import explain_orphans
+from cocodiff_compile.recognize.other_exchanges import decline_other_exchanges
+from cocodiff_compile.recognize.refusals import OUTSIDE
+from cocodiff_compile.recognize.ulysses_match import match_site
 
 
 @dataclass(frozen=True)

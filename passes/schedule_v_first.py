@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from torch.fx import Graph
 
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Recognition
-from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.schedule.estimate import estimate_schedule
 from cocodiff_compile.schedule.graph_tasks import graph_tasks, reorder
 from cocodiff_compile.schedule.peak_memory import peak_bytes

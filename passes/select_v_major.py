@@ -28,8 +28,11 @@ import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import sort_topologically
+from cocodiff_compile.cut.head_cut import CutUnknown
+from cocodiff_compile.cut.picked_rows import PickPlan, blocks_before
+from cocodiff_compile.decide.coding_worth import CodingWorth
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.ir.aten import (
     WAIT,
     aten,
     bound,
@@ -38,13 +41,9 @@ from cocodiff_compile.graph.aten import (
     size_bytes,
     waits_behind,
 )
-from cocodiff_compile.graph.delta_code import FULL, GROUP_MULTIPLE
-from cocodiff_compile.graph.head_cut import CutUnknown
-from cocodiff_compile.graph.inline import Inliner
-from cocodiff_compile.graph.layout import Size, known
-from cocodiff_compile.graph.picked_rows import PickPlan, blocks_before
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import (
+from cocodiff_compile.ir.inline import Inliner
+from cocodiff_compile.ir.layout import Size, known
+from cocodiff_compile.ir.records import (
     Declined,
     Exchange,
     Leg,
@@ -53,9 +52,10 @@ from cocodiff_compile.graph.records import (
     UlyssesSite,
     with_nodes,
 )
-from cocodiff_compile.graph.remembered_exchange import RememberedExchange, new_input
-from cocodiff_compile.graph.sent_rows import SentRows, Streams, plan_output, streams_of
-from cocodiff_compile.schedule.coding_worth import CodingWorth
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.v_major.delta_code import FULL, GROUP_MULTIPLE
+from cocodiff_compile.v_major.remembered_exchange import RememberedExchange, new_input
+from cocodiff_compile.v_major.sent_rows import SentRows, Streams, plan_output, streams_of
 from cocodiff_compile.v_major.travel import Remembered, Travel
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.ir.aten import (
     RESHAPE,
     SLICING,
     aten,
@@ -28,13 +29,12 @@ from cocodiff_compile.graph.aten import (
     matmul_operands,
     shape_of,
 )
-from cocodiff_compile.graph.layout import known, same
-from cocodiff_compile.graph.parts import part_of
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Recognition, UlyssesSite
-from cocodiff_compile.graph.sketch import sketched
+from cocodiff_compile.ir.layout import known, same
+from cocodiff_compile.ir.parts import part_of
+from cocodiff_compile.ir.records import Recognition, UlyssesSite
+from cocodiff_compile.ir.sketch import sketched
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.schedule.costs import Costs
+from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from cocodiff_compile.schedule.list_schedule import list_schedule
 

@@ -29,7 +29,8 @@ from typing import Literal, TypeAlias
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.cost.phase_plan import PhasePlan, plan_phases
+from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     WAIT,
     aten,
@@ -41,10 +42,10 @@ from cocodiff_compile.graph.aten import (
     parse_all_to_all,
     waits_behind,
 )
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Exchange, ExchangePhase, Recognition
-from cocodiff_compile.topology.groups import Machine
-from cocodiff_compile.topology.phase_plan import PhasePlan, Phases, plan_phases
+from cocodiff_compile.ir.records import Exchange, ExchangePhase, Recognition
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.topology.machine import Machine
+from cocodiff_compile.topology.phases import Phases
 
 Shape: TypeAlias = "list[int | Node]"
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from cocodiff_compile.backends.cocodiff import compile_graph
 from cocodiff_compile.compat import make_boxed_func
+from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.lab.fake_ranks import fake_ranks
 

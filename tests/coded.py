@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import (
+from cocodiff_compile.v_major.delta_code import (
     BITS,
     NONE,
     PLAIN,

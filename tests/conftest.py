@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from cocodiff_compile.launch.matrix_tiles import avoid_broken_tiles
+from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.say_once import forget_what_was_said
 
 avoid_broken_tiles()

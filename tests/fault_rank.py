@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from cocodiff_compile.agreement import call_rounds, compile_rounds
-from cocodiff_compile.backends import cocodiff, eager
+from cocodiff_compile.backends import eager
+from cocodiff_compile.compiler import compile_graph
+from cocodiff_compile.ranks.agreement import call_rounds, compile_rounds
 from tests.hand_written import WIDTH, Block
 
 NUM_RANKS, VICTIM = 3, 1
@@ -210,7 +211,7 @@ def fails_in_compile(is_victim: bool, _folder: Path) -> None:
 @row
 def fails_while_others_measure(is_victim: bool, _folder: Path) -> None:
     """The others are in a collective of the compile."""
-    with mock.patch.object(cocodiff, "find_machines", fail) if is_victim else none():
+    with mock.patch.object(compile_graph, "find_machines", fail) if is_victim else none():
         compile_anew({"topology": "auto"})
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, WAIT, bound
+from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, WAIT, bound
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.topology.axes import Axis, Link, Topology
-from cocodiff_compile.topology.groups import Machine, sketch_machine
+from cocodiff_compile.topology.machine import Machine, sketch_machine
 from tests.captured import INPUT_NAMES, capture_call
 
 Groups = Mapping[str, Callable[[int], Sequence[int]]]

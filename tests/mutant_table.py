@@ -28,7 +28,7 @@ _BROADCAST = "tests/test_op_rules.py::test_a_broadcast_matrix_holds_no_batch"
 def _rule(what: str, path: str, old: str, new: str, *cases: str) -> Mutant:
     """A sabotage of a rule by which cuts pass an op."""
     tests = tuple(case if "::" in case else f"{_RULES}[{case}]" for case in cases)
-    return Mutant(what, f"cocodiff_compile/graph/{path}", old, new, tests)
+    return Mutant(what, f"cocodiff_compile/cut/{path}", old, new, tests)
 
 
 CUT_RULES = (
@@ -158,7 +158,7 @@ def _quick(what: str, path: str, old: str, new: str, test: str) -> Mutant:
 GIVEN = (
     _quick(
         "traffic of outer axes counted as inner",
-        "cocodiff_compile/topology/exchange_cost.py",
+        "cocodiff_compile/cost/exchanges.py",
         "            break\n",
         "            continue\n",
         "test_exchange_cost",
@@ -172,7 +172,7 @@ GIVEN = (
     ),
     _quick(
         "a probe cache of another machine",
-        "cocodiff_compile/topology/probe_cache.py",
+        "cocodiff_compile/ranks/probe_cache.py",
         "if found.measured and is_of_machine else",
         "if found.measured else",
         "test_given_files",
@@ -224,7 +224,7 @@ PASSES = (
     ),
     _quick(
         "joined tokens that nobody tries",
-        "cocodiff_compile/schedule/exact_rows.py",
+        "cocodiff_compile/compiler/exact_rows.py",
         "if item not in by_run and path and",
         "if item in by_run and path and",
         "test_odd_views",
@@ -234,21 +234,21 @@ PASSES = (
 CODE_AND_POLICY = (
     _quick(
         "one large token decides the spreads",
-        "cocodiff_compile/graph/delta_code.py",
+        "cocodiff_compile/v_major/delta_code.py",
         ".clamp(max=0.0))",
         ")",
         "test_delta_code_outliers",
     ),
     _quick(
         "a head that the spreads do not fit is coded with them",
-        "cocodiff_compile/graph/delta_code.py",
+        "cocodiff_compile/v_major/delta_code.py",
         "(wanted > _MISFIT * even) | ",
         "",
         "test_delta_code_outliers",
     ),
     _quick(
         "the worst loss is the mean",
-        "cocodiff_compile/graph/delta_code.py",
+        "cocodiff_compile/v_major/delta_code.py",
         "share.mean(), share.amax()",
         "share.mean(), share.mean()",
         "test_delta_code_outliers",

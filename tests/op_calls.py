@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     CONCATENATION,
     COPY,
@@ -23,7 +23,7 @@ from cocodiff_compile.graph.aten import (
     SOFTMAX,
     WAIT,
 )
-from cocodiff_compile.graph.pointwise import POINTWISE
+from cocodiff_compile.ir.pointwise import POINTWISE
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from cocodiff_compile.graph.pipeline import PassResult, broken_rule
-from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.compiler.exact_rows import rows_differ
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.chunk_tokens import ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -19,10 +21,9 @@ from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.passes.split_projections import split_projections
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
-from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.device import Device
-from cocodiff_compile.schedule.exact_rows import rows_differ
-from cocodiff_compile.topology.groups import Machine
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.pipeline.run_passes import broken_rule
+from cocodiff_compile.topology.machine import Machine
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.captured import INPUT_NAMES, capture_call, fake_ranks
 from tests.lockstep import (

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.graph.aten import ALL_GATHER, bound, parse_all_to_all
-from cocodiff_compile.graph.delta_code import AHEAD, FULL
-from cocodiff_compile.graph.pipeline import PassResult, broken_rule
-from cocodiff_compile.graph.records import Exchange, Recognition, copied
+from cocodiff_compile.ir.aten import ALL_GATHER, bound, parse_all_to_all
+from cocodiff_compile.ir.records import Exchange, Recognition, copied
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.pipeline.run_passes import broken_rule
+from cocodiff_compile.v_major.delta_code import AHEAD, FULL
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.captured import INPUT_NAMES, capture_call, fake_ranks
 from tests.idioms import IDIOMS

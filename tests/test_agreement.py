@@ -16,13 +16,13 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from cocodiff_compile.agreement import heartbeat
-from cocodiff_compile.agreement.compile_rounds import first_difference
 from cocodiff_compile.backends import cocodiff as backend
+from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.passes import split_tapa_phases
-from cocodiff_compile.topology.phase_plan import plan_phases
+from cocodiff_compile.ranks.agreement import heartbeat
+from cocodiff_compile.ranks.agreement.compile_rounds import first_difference
 from tests.hand_written import WIDTH, Block
 
 NUM_RANKS = 4

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph.aten import slice_of
-from cocodiff_compile.graph.attention_cores import find_attention_cores
-from cocodiff_compile.graph.parts import rejoined
-from cocodiff_compile.graph.walk import walk_back
+from cocodiff_compile.ir.aten import slice_of
+from cocodiff_compile.ir.parts import rejoined
+from cocodiff_compile.recognize.attention_cores import find_attention_cores
+from cocodiff_compile.recognize.walk import walk_back
 from tests.traced import inputs, result, traced
 
 WHOLE = (4, 4)

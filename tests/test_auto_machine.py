@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from cocodiff_compile.explain import explain
+from cocodiff_compile.compiler import find_machines
+from cocodiff_compile.compiler.explain import explain
 from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.ranks import groups
 from cocodiff_compile.report.collect import collect_reports
-from cocodiff_compile.topology import find_machines, groups
 from tests import hand_written
 from tests.hand_written import WIDTH, Block
 

@@ -19,12 +19,12 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 
 import cocodiff_compile
-from cocodiff_compile.backends.cocodiff import compile_graph
 from cocodiff_compile.compat import make_boxed_func
+from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.graph.pipeline import PipelineReport
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.pipeline.run_passes import PipelineReport
 from cocodiff_compile.report.collect import GraphReport, collect_reports, publish
 from cocodiff_compile.say_once import forget_what_was_said
 from tests import hand_written
@@ -237,7 +237,7 @@ def test_a_graph_that_comes_in_broken_is_said_and_compiled_unchanged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "cocodiff_compile.graph.pipeline.broken_rule", lambda _graph: "lint: as asked"
+        "cocodiff_compile.pipeline.run_passes.broken_rule", lambda _graph: "lint: as asked"
     )
     model, generated = Block().eval(), []
     with (

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from cocodiff_compile.bench.cases import WORKLOADS, Case, Grid, Workload
-from cocodiff_compile.bench.command import find_cases
-from cocodiff_compile.bench.results import Report
-from cocodiff_compile.bench.run import run_case
-from cocodiff_compile.bench.table import format_report
 from cocodiff_compile.cli import _parser, main
+from cocodiff_compile.lab.bench.cases import WORKLOADS, Case, Grid, Workload
+from cocodiff_compile.lab.bench.command import find_cases
+from cocodiff_compile.lab.bench.results import Report
+from cocodiff_compile.lab.bench.run import run_case
+from cocodiff_compile.lab.bench.table import format_report
 from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, remove_cluster
 from tests.emulated import (
     NAME,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cocodiff_compile.bench.cases import WORKLOADS, Case, Grid
-from cocodiff_compile.bench.profile import Span, Timeline, kind_of, profile_step, read_spans
-from cocodiff_compile.bench.results import Point
-from cocodiff_compile.bench.timeline import draw_block, write_trace
+from cocodiff_compile.lab.bench.cases import WORKLOADS, Case, Grid
+from cocodiff_compile.lab.bench.profile import Span, Timeline, kind_of, profile_step, read_spans
+from cocodiff_compile.lab.bench.results import Point
+from cocodiff_compile.lab.bench.timeline import draw_block, write_trace
 
 
 def _event(name: str, thread: int, start: float, duration: float) -> dict[str, Any]:

@@ -9,25 +9,25 @@ from unittest.mock import patch
 
 import pytest
 
-from cocodiff_compile.backends.choose import (
+from cocodiff_compile.devices.choose import (
     COMMUNICATION_VARIABLE,
     DEVICE_BACKENDS,
     choose_communication,
     choose_device,
     device_backend,
 )
-from cocodiff_compile.backends.cpu import CPU
-from cocodiff_compile.backends.cuda import CUDA, H100
-from cocodiff_compile.backends.installed import (
+from cocodiff_compile.devices.cpu import CPU
+from cocodiff_compile.devices.cuda import CUDA, H100
+from cocodiff_compile.devices.installed import (
     LEGACY_PACKAGES,
     Installed,
     installed_here,
     legacy_versions,
     why_not_legacy,
 )
-from cocodiff_compile.backends.xpu import AURORA_TILE, XPU
+from cocodiff_compile.devices.xpu import AURORA_TILE, XPU
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.launch.init_distributed import group_backend, import_legacy
+from cocodiff_compile.ranks.launch.init_distributed import group_backend, import_legacy
 
 ONECCL, IPEX = "oneccl-bind-pt", "intel-extension-for-pytorch"
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL
-from cocodiff_compile.graph.pipeline import PassResult, broken_rule
+from cocodiff_compile.compiler.exact_rows import rows_differ
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.aten import ALL_TO_ALL
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
@@ -19,10 +21,9 @@ from cocodiff_compile.passes.chunk_tokens import ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
-from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.device import Device
-from cocodiff_compile.schedule.exact_rows import rows_differ
-from cocodiff_compile.topology.groups import Machine
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.pipeline.run_passes import broken_rule
+from cocodiff_compile.topology.machine import Machine
 from tests.captured import capture_call, fake_ranks
 from tests.hand_written import HEADS
 from tests.idioms import IDIOMS, Idiom

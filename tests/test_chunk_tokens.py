@@ -14,16 +14,17 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional
 
 from cocodiff_compile.compat import inductor_settings
-from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, PROJECTION
-from cocodiff_compile.graph.pipeline import PassResult, broken_rule
-from cocodiff_compile.graph.row_cut import RowPlan
+from cocodiff_compile.compiler import exact_rows
+from cocodiff_compile.compiler.exact_rows import rows_differ, rows_differ_on_any
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.cut.row_cut import RowPlan
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.aten import ALL_TO_ALL, FUSED_ATTENTION, PROJECTION
 from cocodiff_compile.passes.chunk_heads import chunk_heads
 from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_rows, token_tasks
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.schedule import exact_rows
-from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.device import Device
-from cocodiff_compile.schedule.exact_rows import rows_differ, rows_differ_on_any
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from tests.captured import capture_call, fake_ranks
 from tests.idioms import IDIOMS, Idiom

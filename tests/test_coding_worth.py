@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from cocodiff_compile.graph.delta_code import FULL
-from cocodiff_compile.graph.pipeline import PassResult
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.decide.coding_worth import CodingWorth
+from cocodiff_compile.devices.device import Device
 from cocodiff_compile.passes.select_v_major import SelectVMajor
-from cocodiff_compile.schedule.coding_worth import CodingWorth
-from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.device import Device
+from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.topology.axes import Axis, Link, Topology
-from cocodiff_compile.topology.groups import sketch_machine
+from cocodiff_compile.topology.machine import sketch_machine
+from cocodiff_compile.v_major.delta_code import FULL
 from cocodiff_compile.v_major.travel import Remembered, Travel
 from tests.captured import fake_ranks
 from tests.selective import NUM_RANKS, Captured, small_model

@@ -17,10 +17,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from cocodiff_compile import compat
-from cocodiff_compile.backends.choose import DEVICE_BACKENDS
-from cocodiff_compile.backends.device_backend import DeviceBackend
+from cocodiff_compile.devices.choose import DEVICE_BACKENDS
+from cocodiff_compile.devices.kind import DeviceBackend
 from cocodiff_compile.errors import InvariantError, UserError
-from cocodiff_compile.graph.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
+from cocodiff_compile.ir.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
 from tests.captured import fake_ranks
 from tests.traced import traced
 

@@ -17,15 +17,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 
 import cocodiff_compile
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT
+from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.one_exchange import exchange_graph, origins, split_only_exchange
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes import schedule_v_first
+from cocodiff_compile.ranks.groups import make_machine
 from cocodiff_compile.topology.files import load_topology
-from cocodiff_compile.topology.groups import make_machine
-from cocodiff_compile.topology.phase_plan import all_phases
+from cocodiff_compile.topology.phases import all_phases
 from tests import hand_written
 from tests.hand_written import WIDTH, Block
 

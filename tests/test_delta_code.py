@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import BITS, NONE, code_bits, distortion
+from cocodiff_compile.v_major.delta_code import BITS, NONE, code_bits, distortion
 from tests.coded import (
     GROUPS,
     IS_BROKEN,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import lost_shares, send, update
+from cocodiff_compile.v_major.delta_code import lost_shares, send, update
 from tests.coded import normal
 
 CASES = [

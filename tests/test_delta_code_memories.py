@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import (
+from cocodiff_compile.v_major.delta_code import (
     AHEAD,
     BITS,
     NONE,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import BITS, distortion, lost_shares, send, update
+from cocodiff_compile.v_major.delta_code import BITS, distortion, lost_shares, send, update
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = torch.finfo(torch.float32).max

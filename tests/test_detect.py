@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocodiff_compile.backends.xpu import XPU
-from cocodiff_compile.topology.axes import Axis
-from cocodiff_compile.topology.detect import (
+from cocodiff_compile.devices.xpu import XPU
+from cocodiff_compile.ranks.detect import (
     MAX_AXES,
     RankPlace,
     detect,
@@ -20,6 +19,7 @@ from cocodiff_compile.topology.detect import (
     place_of_this_rank,
     split_axes,
 )
+from cocodiff_compile.topology.axes import Axis
 from cocodiff_compile.topology.presets import ANY, SLINGSHOT, TILE, XE_LINK
 
 

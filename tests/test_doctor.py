@@ -12,11 +12,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cocodiff_compile.backends.installed import Installed
 from cocodiff_compile.cli import main
 from cocodiff_compile.compat import TESTED_TORCH
-from cocodiff_compile.doctor.examine import Patient, examine
-from cocodiff_compile.launch.launchers import RANK_VARIABLES
+from cocodiff_compile.devices.installed import Installed
+from cocodiff_compile.lab.doctor.examine import Patient, examine
+from cocodiff_compile.ranks.launch.launchers import RANK_VARIABLES
 from tests.test_choose import IPEX, ONECCL, put_package
 from tests.test_launchers import MPICH, PALS, TORCHRUN
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from cocodiff_compile.compiler.explain import explain
+from cocodiff_compile.cost.tasks import Task
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.explain import explain
 from cocodiff_compile.report.chrome_trace import TraceSpan
 from cocodiff_compile.report.draw_schedule import draw_schedule
 from cocodiff_compile.report.lane_charts import LaneChart
 from cocodiff_compile.schedule.estimate import ScheduleEstimate, estimate_schedule
-from cocodiff_compile.schedule.tasks import Task
 from tests.captured import fake_ranks
 from tests.hand_written import HEADS, WIDTH, Block
 

@@ -13,11 +13,12 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import cocodiff_compile
-from cocodiff_compile.graph.aten import emit
-from cocodiff_compile.graph.pipeline import PassResult, Pipeline
-from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.ir.aten import emit
+from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.pipeline.run_passes import Pipeline
 from cocodiff_compile.report.dumps import FolderDump
 from tests.captured import capture, fake_ranks
 from tests.test_backend import WIDTH, Block

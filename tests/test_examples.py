@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cocodiff_compile.doctor.examine import AURORA_SETTINGS
-from cocodiff_compile.launch.launchers import adopt_launcher
+from cocodiff_compile.lab.doctor.examine import AURORA_SETTINGS
+from cocodiff_compile.ranks.launch.launchers import adopt_launcher
 
 ROOT = Path(__file__).parent.parent
 

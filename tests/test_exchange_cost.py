@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cocodiff_compile.topology.axes import MAX_AXES, Axis, Link, Topology
-from cocodiff_compile.topology.exchange_cost import (
+from cocodiff_compile.cost.exchanges import (
     alone_seconds,
     busy_seconds,
     copy_seconds,
@@ -17,8 +16,10 @@ from cocodiff_compile.topology.exchange_cost import (
     phase_seconds,
     traffic,
 )
+from cocodiff_compile.cost.phase_plan import plan_phases
+from cocodiff_compile.topology.axes import MAX_AXES, Axis, Link, Topology
 from cocodiff_compile.topology.measured_phase import IN_FLIGHT, REACH, MeasuredPhase
-from cocodiff_compile.topology.phase_plan import all_phases, plan_phases
+from cocodiff_compile.topology.phases import all_phases
 
 KB = 1024.0
 FAST = Link("fast", 1024.0, 2048.0, latency_s=1.0, unaligned_from_bytes=KB)

@@ -19,12 +19,13 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.backends.cocodiff import compile_graph
-from cocodiff_compile.backends.cpu import CPU
 from cocodiff_compile.backends.eager import run_as_it_stands
 from cocodiff_compile.compat import FakeTensorMode
+from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.config import PASS_NAMES, CompileConfig
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.devices.cpu import CPU
+from cocodiff_compile.ir.aten import (
     FUSED_ATTENTION,
     bound,
     collectives_by_group,
@@ -34,7 +35,6 @@ from cocodiff_compile.graph.aten import (
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.collect import GraphReport, collect_reports
-from cocodiff_compile.schedule.generated_order import graph_kinds
 from tests.absent_devices import load_stand_in
 from tests.captured import fake_ranks
 from tests.hand_written import WIDTH, Block

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocodiff_compile.bench.find_rate import MAX_MBIT, next_rate
+from cocodiff_compile.lab.bench.find_rate import MAX_MBIT, next_rate
 
 
 def test_one_trial_is_scaled() -> None:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from cocodiff_compile.cli import main
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.topology import probe_cache
+from cocodiff_compile.lab.show_topology import format_topology
+from cocodiff_compile.ranks import probe_cache
+from cocodiff_compile.ranks.detect import RankPlace, detect
 from cocodiff_compile.topology.axes import Topology
-from cocodiff_compile.topology.detect import RankPlace, detect
 from cocodiff_compile.topology.files import (
     MAX_LISTED_RANKS,
     load_topology,
@@ -29,7 +30,6 @@ from cocodiff_compile.topology.files import (
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.rank_graph import rank_graph
 from cocodiff_compile.topology.read_plain_data import MAX_DEPTH, MAX_JSON_BYTES, MAX_YAML_BYTES
-from cocodiff_compile.topology.show import format_topology
 from tests.odd_values import plain_values
 
 pytestmark = pytest.mark.timeout(60)

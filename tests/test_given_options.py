@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.given_values import is_one_of, number, shown, shown_keys, whole_number
-from cocodiff_compile.launch.launchers import find_launch, local_rank_of
+from cocodiff_compile.ranks.launch.launchers import find_launch, local_rank_of
 from cocodiff_compile.v_major.options import VMajorOptions
 from tests.odd_values import ENDLESS, HUGE, Hostile, nested, odd_values, plain_values
 from tests.test_config import KEYS as OPTIONS

@@ -15,13 +15,13 @@ from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
 from cocodiff_compile import explain
-from cocodiff_compile.graph.aten import ATTENTION, FUSED_ATTENTION, attention_operands, is_heavy
-from cocodiff_compile.graph.attention_cores import find_attention_cores
+from cocodiff_compile.compiler.generated_order import graph_kinds
+from cocodiff_compile.cost.ops import heavy_seconds
+from cocodiff_compile.ir.aten import ATTENTION, FUSED_ATTENTION, attention_operands, is_heavy
+from cocodiff_compile.lab.simulate.devices import DEVICES
+from cocodiff_compile.lab.simulate.kernels import graph_program
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.schedule.generated_order import graph_kinds
-from cocodiff_compile.schedule.node_costs import heavy_seconds
-from cocodiff_compile.simulate.devices import DEVICES
-from cocodiff_compile.simulate.kernels import graph_program
+from cocodiff_compile.recognize.attention_cores import find_attention_cores
 from cocodiff_compile.topology.presets import PRESETS
 from tests.captured import capture, fake_ranks
 from tests.hand_written import WIDTH, Block, fused

@@ -8,14 +8,14 @@ import sys
 import pytest
 import torch
 
-from cocodiff_compile.backends.host_staged import staged
+from cocodiff_compile.devices.host_staged import staged
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 
 c10d = torch.ops._c10d_functional
 
 REGISTERED = """
 import torch
-from cocodiff_compile.backends.host_staged import stage_through_host
+from cocodiff_compile.devices.host_staged import stage_through_host
 has = torch._C._dispatch_has_kernel_for_dispatch_key
 name = "_c10d_functional::all_to_all_single"
 assert not has(name, "XPU")

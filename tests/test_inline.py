@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.graph.inline import Inliner
+from cocodiff_compile.ir.inline import Inliner
 from tests.traced import inputs, result, traced
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.launch.init_distributed import init_distributed
-from cocodiff_compile.launch.launchers import RANK_VARIABLES, Launch, adopt_launcher, find_launch
-from cocodiff_compile.launch.meeting_point import first_node
+from cocodiff_compile.ranks.launch.init_distributed import init_distributed
+from cocodiff_compile.ranks.launch.launchers import (
+    RANK_VARIABLES,
+    Launch,
+    adopt_launcher,
+    find_launch,
+)
+from cocodiff_compile.ranks.launch.meeting_point import first_node
 
 TORCHRUN = dict(zip(RANK_VARIABLES, ("3", "4", "1", "2"), strict=True))
 OPEN_MPI = {

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph import layout
-from cocodiff_compile.graph.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown
+from cocodiff_compile.ir import layout
+from cocodiff_compile.ir.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=4).filter(lambda s: math.prod(s) <= 720)
 few = settings(max_examples=150, deadline=None)

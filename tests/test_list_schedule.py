@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from cocodiff_compile.schedule.chunked_tasks import choose_chunks, in_chunks
-from cocodiff_compile.schedule.clock import run_in_order
-from cocodiff_compile.schedule.costs import ExchangeCost
+from cocodiff_compile.cost.clock import run_in_order
+from cocodiff_compile.cost.costs import ExchangeCost
+from cocodiff_compile.cost.tasks import Task, Tasks, captured_order
+from cocodiff_compile.decide.head_chunk_count import choose_chunks, in_chunks
 from cocodiff_compile.schedule.estimate import estimate_schedule
 from cocodiff_compile.schedule.list_schedule import list_schedule
-from cocodiff_compile.schedule.tasks import Task, Tasks, captured_order
 
 MS = 1e-3
 LAUNCH_S = 1e-5
@@ -218,7 +218,7 @@ def test_chunks_are_left_where_they_do_not_pay(exchange_ms: float, latency_ms: f
 
 def test_more_chunks_must_save_enough_over_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """They make more code, and cost more than an estimate knows."""
-    from cocodiff_compile.schedule import chunked_tasks  # noqa: PLC0415
+    from cocodiff_compile.decide import head_chunk_count as chunked_tasks  # noqa: PLC0415
 
     tasks = model(exchange_ms=8)
 

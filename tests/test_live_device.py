@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from cocodiff_compile.compiler.live_device import agreed_device, measure_share, measure_start
+from cocodiff_compile.devices.device import Device
 from cocodiff_compile.lab.local_ranks import run_local_ranks
-from cocodiff_compile.schedule.device import Device
-from cocodiff_compile.schedule.live_device import agreed_device, measure_share, measure_start
 
 
 def test_a_share_of_a_core_takes_longer() -> None:

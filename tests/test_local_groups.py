@@ -5,8 +5,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from cocodiff_compile.bench.local_groups import Collective, Traffic, local_groups, traffic_between
-from cocodiff_compile.graph.aten import ALL_GATHER, ALL_TO_ALL, WAIT
+from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, WAIT
+from cocodiff_compile.lab.bench.local_groups import (
+    Collective,
+    Traffic,
+    local_groups,
+    traffic_between,
+)
 from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS

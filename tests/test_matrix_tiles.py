@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cocodiff_compile.backends.installed import Installed
 from cocodiff_compile.compat import TESTED_TORCH
-from cocodiff_compile.doctor import examine
-from cocodiff_compile.doctor.examine import Patient
-from cocodiff_compile.launch import matrix_tiles
-from cocodiff_compile.launch.matrix_tiles import (
+from cocodiff_compile.devices.installed import Installed
+from cocodiff_compile.lab.doctor import examine
+from cocodiff_compile.lab.doctor.examine import Patient
+from cocodiff_compile.ranks.launch import matrix_tiles
+from cocodiff_compile.ranks.launch.matrix_tiles import (
     SETTING,
     WITHOUT_TILES,
     avoid_broken_tiles,

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cocodiff_compile.cost.exchanges import exchange_seconds, phase_seconds
+from cocodiff_compile.cost.phase_plan import MIN_GAIN, plan_phases
 from cocodiff_compile.topology.axes import Axis, Topology
-from cocodiff_compile.topology.exchange_cost import exchange_seconds, phase_seconds
 from cocodiff_compile.topology.files import parse_topology, topology_data
 from cocodiff_compile.topology.measured_phase import REACH, MeasuredPhase, not_falling
-from cocodiff_compile.topology.phase_plan import MIN_GAIN, all_phases, plan_phases
+from cocodiff_compile.topology.phases import all_phases
 from cocodiff_compile.topology.presets import ANY, PRESETS
 
 POINTS = ((1e4, 1e-3), (1e6, 2e-3), (1e7, 8e-3))

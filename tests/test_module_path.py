@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.fx import Graph
 
-from cocodiff_compile.graph.module_path import module_path_of
+from cocodiff_compile.ir.module_path import module_path_of
 
 HOOKED = "L['function_reference'].forward.__self__.__dict__['_modules']['blocks'].0"
 WRAPPED = ".forward.func.__closure__[0].cell_contents.forward.__self__"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cocodiff_compile.launch.launchers import RANK_VARIABLES
+from cocodiff_compile.ranks.launch.launchers import RANK_VARIABLES
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
-from cocodiff_compile.graph.pipeline import PassResult
+from cocodiff_compile.compiler import exact_rows
+from cocodiff_compile.compiler.exact_rows import rows_differ
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_runs
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.split_projections import split_projections
-from cocodiff_compile.schedule import exact_rows
-from cocodiff_compile.schedule.exact_rows import rows_differ
+from cocodiff_compile.pipeline.graph_pass import PassResult
 from tests import hand_written as hw
 from tests.captured import capture_call, fake_ranks
 from tests.lockstep import equal_on_every_rank, machine, run_both

@@ -18,14 +18,14 @@ import torch
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 
-from cocodiff_compile.backends.choose import choose_communication, device_backend
-from cocodiff_compile.backends.cocodiff import compile_graph
-from cocodiff_compile.backends.cpu import CPU
-from cocodiff_compile.backends.installed import installed_here
 from cocodiff_compile.compat import compile_fx_inner
+from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.schedule.generated_order import graph_kinds, keeps_order
-from cocodiff_compile.topology.detect import place_of_this_rank
+from cocodiff_compile.devices.choose import choose_communication, device_backend
+from cocodiff_compile.devices.cpu import CPU
+from cocodiff_compile.devices.installed import installed_here
+from cocodiff_compile.ranks.detect import place_of_this_rank
 from tests.captured import fake_ranks
 from tests.hand_written import WIDTH, Block
 from tests.test_schedule_v_first import slow_links

@@ -21,13 +21,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, aten, emit, value_of
-from cocodiff_compile.graph.head_chunks import HeadChunks, common_cut, cuts_outside
-from cocodiff_compile.graph.head_cut import HEAD_RULES, CutUnknown, HeadCut
-from cocodiff_compile.graph.joining import is_dense
-from cocodiff_compile.graph.layout import divides
-from cocodiff_compile.graph.pointwise import POINTWISE
-from cocodiff_compile.graph.row_cut import (
+from cocodiff_compile.cut.head_chunks import HeadChunks, common_cut, cuts_outside
+from cocodiff_compile.cut.head_cut import HEAD_RULES, CutUnknown, HeadCut
+from cocodiff_compile.cut.joining import is_dense
+from cocodiff_compile.cut.row_cut import (
     ONE_OPERAND_RULES,
     ROW_RULES,
     RowCut,
@@ -35,7 +32,10 @@ from cocodiff_compile.graph.row_cut import (
     RowStep,
     step_rows,
 )
-from cocodiff_compile.graph.row_runs import RowRuns
+from cocodiff_compile.cut.row_runs import RowRuns
+from cocodiff_compile.ir.aten import ALL_TO_ALL, aten, emit, value_of
+from cocodiff_compile.ir.layout import divides
+from cocodiff_compile.ir.pointwise import POINTWISE
 from tests.lockstep import run_lockstep
 from tests.op_calls import (
     CALLS,

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocodiff_compile.topology.axes import Axis, Topology
-from cocodiff_compile.topology.exchange_cost import (
+from cocodiff_compile.cost.exchanges import (
     exchange_seconds,
     messages_per_exchange,
     phase_seconds,
     traffic,
 )
-from cocodiff_compile.topology.phase_plan import MIN_GAIN, all_phases, plan_phases
+from cocodiff_compile.cost.phase_plan import MIN_GAIN, plan_phases
+from cocodiff_compile.topology.axes import Axis, Topology
+from cocodiff_compile.topology.phases import all_phases
 from cocodiff_compile.topology.presets import ANY, PRESETS
 
 MB = 1e6

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cocodiff_compile.graph.aten import aten, emit, matmul_operands
-from cocodiff_compile.graph.head_cut import CutUnknown
-from cocodiff_compile.graph.picked_rows import (
+from cocodiff_compile.cut.head_cut import CutUnknown
+from cocodiff_compile.cut.picked_rows import (
     PickedRows,
     multiply_rows,
     plan_picked,
     take_rows,
 )
-from cocodiff_compile.graph.row_cut import RowCut
+from cocodiff_compile.cut.row_cut import RowCut
+from cocodiff_compile.ir.aten import aten, emit, matmul_operands
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -13,16 +13,11 @@ from torch import distributed as dist
 from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, emit
-from cocodiff_compile.graph.pipeline import (
-    PassRecord,
-    PassResult,
-    Pipeline,
-    PipelineReport,
-    broken_rule,
-)
-from cocodiff_compile.graph.records import Declined, Recognition
+from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT, emit
+from cocodiff_compile.ir.records import Declined, Recognition
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.pipeline.run_passes import PassRecord, Pipeline, PipelineReport, broken_rule
 from tests.captured import capture, fake_ranks
 from tests.hand_written import WIDTH, Block
 

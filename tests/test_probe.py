@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from cocodiff_compile.backends.cpu import LOOPBACK
+from cocodiff_compile.devices.cpu import LOOPBACK
 from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.ranks.groups import make_groups
+from cocodiff_compile.ranks.live_topology import live_topology
+from cocodiff_compile.ranks.probe import _curves, _is_lost, _turns, probe
 from cocodiff_compile.topology.axes import Axis, Topology
-from cocodiff_compile.topology.groups import axis_sets, make_groups
-from cocodiff_compile.topology.live import live_topology
 from cocodiff_compile.topology.measured_phase import IN_FLIGHT
-from cocodiff_compile.topology.probe import _curves, _is_lost, _turns, probe
+from cocodiff_compile.topology.phases import axis_sets
 
 CPU = torch.device("cpu")
 SHORT, ENOUGH_S = 1e-6, 10.0

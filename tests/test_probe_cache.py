@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cocodiff_compile.ranks.detect import RankPlace, detect
+from cocodiff_compile.ranks.probe_cache import cache_key, file_of, load, probe_wanted, save
 from cocodiff_compile.say_once import forget_what_was_said
 from cocodiff_compile.topology.axes import Topology
-from cocodiff_compile.topology.detect import RankPlace, detect
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
-from cocodiff_compile.topology.probe_cache import cache_key, file_of, load, probe_wanted, save
 
 PLACES = [RankPlace("a")] * 4
 MACHINE = detect(PLACES).topology

@@ -12,10 +12,9 @@ import torch
 
 from cocodiff_compile.cli import main
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.delta_code import FULL
-from cocodiff_compile.quality.command import _write, format_quality, saved
-from cocodiff_compile.quality.measures import distances
-from cocodiff_compile.quality.pictures import (
+from cocodiff_compile.lab.quality.command import _write, format_quality, saved
+from cocodiff_compile.lab.quality.measures import distances
+from cocodiff_compile.lab.quality.pictures import (
     COLOURS,
     NUM_WORDS,
     SIDE,
@@ -23,16 +22,17 @@ from cocodiff_compile.quality.pictures import (
     draw_pictures,
     random_prompts,
 )
-from cocodiff_compile.quality.plot import plot_frontier, plot_pictures
-from cocodiff_compile.quality.sample import Sampling, sample_pictures
-from cocodiff_compile.quality.settings import POLICIES, QualitySettings, v_major_of
-from cocodiff_compile.quality.small_dit import (
+from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures
+from cocodiff_compile.lab.quality.sample import Sampling, sample_pictures
+from cocodiff_compile.lab.quality.settings import POLICIES, QualitySettings, v_major_of
+from cocodiff_compile.lab.quality.small_dit import (
     NUM_NAMES,
     conditioning,
     load_small_dit,
     to_pictures,
     to_tokens,
 )
+from cocodiff_compile.v_major.delta_code import FULL
 from cocodiff_compile.v_major.options import VMajorOptions
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
 from cocodiff_compile.v_major.travel import Travel

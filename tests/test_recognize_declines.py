@@ -9,8 +9,8 @@ from torch.fx import GraphModule
 from torch.nn.functional import pad
 
 from cocodiff_compile import explain
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, emit
-from cocodiff_compile.graph.records import Declined
+from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT, emit
+from cocodiff_compile.ir.records import Declined
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from tests.captured import capture, fake_ranks
 from tests.hand_written import HEAD_SIZE, HEADS, WIDTH, Block, fused

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from cocodiff_compile import explain
-from cocodiff_compile.graph.records import Exchange, Leg, Recognition, UlyssesSite
+from cocodiff_compile.ir.records import Exchange, Leg, Recognition, UlyssesSite
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from tests import hand_written as hw
 from tests.captured import capture, capture_calls, fake_ranks, is_weight_of

@@ -6,8 +6,8 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from cocodiff_compile.agreement.compile_rounds import facts_by_ranks
-from cocodiff_compile.agreement.run_plans import SizedPlans, SizeTexts, with_sizes
+from cocodiff_compile.ranks.agreement.compile_rounds import facts_by_ranks
+from cocodiff_compile.ranks.agreement.run_plans import SizedPlans, SizeTexts, with_sizes
 
 RANKS = (0, 1)
 TOKENS = sympy.Symbol("s0", integer=True, positive=True)

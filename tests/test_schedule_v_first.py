@@ -18,20 +18,20 @@ import torch
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
 
-from cocodiff_compile.backends.choose import DEVICE_BACKENDS
-from cocodiff_compile.backends.cocodiff import compile_graph
-from cocodiff_compile.backends.cpu import CPU
 from cocodiff_compile.compat import compile_fx_inner
+from cocodiff_compile.compiler import pin_order
+from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.compiler.explain import explain
+from cocodiff_compile.compiler.generated_order import code_kinds, graph_kinds, keeps_order
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.explain import explain
-from cocodiff_compile.graph.aten import MATMUL
-from cocodiff_compile.graph.records import Leg, UlyssesSite
+from cocodiff_compile.devices.choose import DEVICE_BACKENDS
+from cocodiff_compile.devices.cpu import CPU
+from cocodiff_compile.ir.aten import MATMUL
+from cocodiff_compile.ir.records import Leg, UlyssesSite
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes import schedule_v_first
 from cocodiff_compile.report.collect import GraphReport, collect_reports
-from cocodiff_compile.schedule import pin_order
-from cocodiff_compile.schedule.generated_order import code_kinds, graph_kinds, keeps_order
 from cocodiff_compile.schedule.peak_memory import peak_bytes
 from tests.captured import fake_ranks
 from tests.hand_written import HEADS, WIDTH, Block

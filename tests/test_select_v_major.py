@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, bound, size_bytes
-from cocodiff_compile.graph.delta_code import BITS, FULL, SCALE_BITS, distortion, num_words
+from cocodiff_compile.ir.aten import ALL_TO_ALL, bound, size_bytes
+from cocodiff_compile.v_major.delta_code import BITS, FULL, SCALE_BITS, distortion, num_words
 from cocodiff_compile.v_major.travel import IN_FULL, Travel
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (

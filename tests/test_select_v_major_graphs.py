@@ -7,12 +7,12 @@ import functools
 import pytest
 from torch.fx import Graph
 
-from cocodiff_compile.graph.aten import FUSED_ATTENTION
-from cocodiff_compile.graph.delta_code import FULL
-from cocodiff_compile.graph.pipeline import PassResult
-from cocodiff_compile.graph.records import Recognition
+from cocodiff_compile.ir.aten import FUSED_ATTENTION
+from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.schedule.graph_tasks import is_anchor, is_write_back, reorder
+from cocodiff_compile.v_major.delta_code import FULL
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.captured import fake_ranks
 from tests.lockstep import equal_on_every_rank

@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.ir.aten import (
     ALL_GATHER,
     ALL_TO_ALL,
     FUSED_ATTENTION,
     aten,
     parse_fused_attention,
 )
-from cocodiff_compile.graph.delta_code import FULL
-from cocodiff_compile.graph.records import UlyssesSite
+from cocodiff_compile.ir.records import UlyssesSite
 from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.v_major.delta_code import FULL
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (

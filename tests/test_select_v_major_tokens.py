@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph.delta_code import FULL, SCALE_BITS, num_words
-from cocodiff_compile.graph.records import Leg
+from cocodiff_compile.ir.records import Leg
 from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.v_major.delta_code import FULL, SCALE_BITS, num_words
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (

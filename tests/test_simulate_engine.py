@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 
+from cocodiff_compile.cost.exchanges import phase_seconds
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.simulate.engine import demand, simulate_program
-from cocodiff_compile.simulate.program import Compute, Start, Wait, joined
+from cocodiff_compile.lab.simulate.engine import demand, simulate_program
+from cocodiff_compile.lab.simulate.program import Compute, Start, Wait, joined
 from cocodiff_compile.topology.axes import Axis, Link, Topology
-from cocodiff_compile.topology.exchange_cost import phase_seconds
 from cocodiff_compile.topology.presets import aurora
 
 # One rank sends half of 8 MB along an axis of 2: 4 ms at 1 GB/s, behind 1 ms of latency.

@@ -10,11 +10,11 @@ import torch
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.graph.aten import c10d
-from cocodiff_compile.schedule.device import Device
-from cocodiff_compile.simulate.kernels import graph_program
-from cocodiff_compile.simulate.program import Compute, Start, Wait
+from cocodiff_compile.ir.aten import c10d
+from cocodiff_compile.lab.simulate.kernels import graph_program
+from cocodiff_compile.lab.simulate.program import Compute, Start, Wait
 from cocodiff_compile.topology.presets import aurora
 from tests.captured import fake_ranks
 

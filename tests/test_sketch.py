@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cocodiff_compile.graph.aten import aten, emit, value_of
-from cocodiff_compile.graph.records import Recognition, copied
-from cocodiff_compile.graph.sketch import sketched
+from cocodiff_compile.ir.aten import aten, emit, value_of
+from cocodiff_compile.ir.records import Recognition, copied
+from cocodiff_compile.ir.sketch import sketched
 from tests.traced import inputs, traced
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cocodiff_compile
-from cocodiff_compile.explain import Explanation
+from cocodiff_compile.compiler.explain import Explanation
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from tests.captured import fake_ranks

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from cocodiff_compile.graph.aten import PROJECTION, aten, is_alias
-from cocodiff_compile.graph.pipeline import broken_rule
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.aten import PROJECTION, aten, is_alias
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -19,10 +20,9 @@ from cocodiff_compile.passes.split_projections import (
     fused_projections,
     split_projections,
 )
-from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.device import Device
+from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.axes import Axis, Link, Topology
-from cocodiff_compile.topology.groups import sketch_machine
+from cocodiff_compile.topology.machine import sketch_machine
 from tests.captured import capture_call, fake_ranks
 from tests.idioms import IDIOMS
 from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both

@@ -16,9 +16,9 @@ import torch
 from torch._inductor.utils import run_and_get_code
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.explain import explain
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT, aten, bound, size_bytes
-from cocodiff_compile.graph.pipeline import PassResult, broken_rule
+from cocodiff_compile.compiler.explain import explain
+from cocodiff_compile.cost.exchanges import messages_per_exchange, traffic
+from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT, aten, bound, size_bytes
 from cocodiff_compile.lab.one_exchange import (
     FLAT,
     exchange_graph,
@@ -28,10 +28,11 @@ from cocodiff_compile.lab.one_exchange import (
 )
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases, split_exchanges
+from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.axes import Axis, Link, Topology
-from cocodiff_compile.topology.exchange_cost import messages_per_exchange, traffic
-from cocodiff_compile.topology.groups import Machine, sketch_machine
-from cocodiff_compile.topology.phase_plan import Phases, all_phases
+from cocodiff_compile.topology.machine import Machine, sketch_machine
+from cocodiff_compile.topology.phases import Phases, all_phases
 from cocodiff_compile.topology.presets import aurora
 from tests.captured import capture_call, fake_ranks
 from tests.hand_written import (

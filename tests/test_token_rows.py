@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.graph.token_rows import changed_most, put_tokens, take_tokens
+from cocodiff_compile.v_major.token_rows import changed_most, put_tokens, take_tokens
 
 NUM_RANKS, BEFORE, TOKENS, BEHIND = 3, 2, 7, 4
 SHAPE = (NUM_RANKS, BEFORE, TOKENS, BEHIND)

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 import cocodiff_compile
-from cocodiff_compile.explain import Explanation
+from cocodiff_compile.compiler.explain import Explanation
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import apply, parallelize

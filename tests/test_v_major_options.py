@@ -9,7 +9,7 @@ import pytest
 
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.graph.delta_code import BITS, FULL
+from cocodiff_compile.v_major.delta_code import BITS, FULL
 from cocodiff_compile.v_major.options import VMajorOptions
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
 from cocodiff_compile.v_major.travel import IN_FULL, Travel

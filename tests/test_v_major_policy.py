@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocodiff_compile.graph.delta_code import BITS, FULL, distortion
+from cocodiff_compile.v_major.delta_code import BITS, FULL, distortion
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy, StepFacts, is_refreshed
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cocodiff_compile.graph import walk
-from cocodiff_compile.graph.walk import Cut, between, trace_root, walk_back, walk_forward
+from cocodiff_compile.recognize import walk
+from cocodiff_compile.recognize.walk import Cut, between, trace_root, walk_back, walk_forward
 from tests.traced import inputs, result, traced
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.graph.aten import aten, base_of
+from cocodiff_compile.ir.aten import aten, base_of
 from cocodiff_compile.schedule.graph_tasks import is_anchor, is_write_back, reorder
 from tests.traced import inputs, traced
 

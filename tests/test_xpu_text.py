@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cocodiff_compile.schedule.generated_order import code_kinds, keeps_order
+from cocodiff_compile.compiler.generated_order import code_kinds, keeps_order
 from tests.test_schedule_v_first import slow_links
 
 ROOT = Path(__file__).parent.parent

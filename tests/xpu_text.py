@@ -27,11 +27,11 @@ from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule
 from torch.utils import _triton
 
-from cocodiff_compile.backends.cocodiff import compile_graph
-from cocodiff_compile.backends.cpu import CPU
 from cocodiff_compile.compat import FakeTensorMode, compile_fx_inner
+from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.schedule.generated_order import graph_kinds
+from cocodiff_compile.devices.cpu import CPU
 from tests.absent_devices import load_stand_in
 from tests.captured import fake_ranks
 from tests.hand_written import WIDTH, Block

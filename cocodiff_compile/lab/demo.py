@@ -20,13 +20,13 @@ import torch
 from torch import distributed as dist
 
 import cocodiff_compile
-from cocodiff_compile.agreement.all_ranks import gathered
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.progress import Say, timed_sayer
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
-from cocodiff_compile.launch.init_distributed import init_distributed
-from cocodiff_compile.launch.launchers import Launch, find_launch
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.ranks.agreement.all_ranks import gathered
+from cocodiff_compile.ranks.launch.init_distributed import init_distributed
+from cocodiff_compile.ranks.launch.launchers import Launch, find_launch
 from cocodiff_compile.report.describe import format_bytes, format_graph, format_table
 
 NUM_NODES = 2

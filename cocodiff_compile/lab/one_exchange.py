@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cocodiff_compile.graph.aten import ALL_TO_ALL, WAIT
-from cocodiff_compile.graph.exchanges import Exchanges
-from cocodiff_compile.graph.records import Exchange
+from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT
+from cocodiff_compile.ir.records import Exchange
 from cocodiff_compile.passes.split_tapa_phases import split_exchanges
-from cocodiff_compile.topology.groups import Machine
-from cocodiff_compile.topology.phase_plan import Phases
+from cocodiff_compile.recognize.exchanges import Exchanges
+from cocodiff_compile.topology.machine import Machine
+from cocodiff_compile.topology.phases import Phases
 
 FLAT = "all"
 """The name of the group over all ranks, where nothing runs and none needs to exist."""

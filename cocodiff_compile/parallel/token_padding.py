@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional
 
-from cocodiff_compile.graph.layout import Size
+from cocodiff_compile.ir.layout import Size
 
 TEXT, IMAGE = "text", "image"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.graph.pipeline import PipelineReport
+from cocodiff_compile.pipeline.run_passes import PipelineReport
 
 
 @dataclass(frozen=True)

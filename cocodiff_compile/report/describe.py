@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.graph.layout import Size
-from cocodiff_compile.graph.pipeline import PassRecord, PipelineReport
-from cocodiff_compile.graph.records import Declined, Leg, UlyssesSite
+from cocodiff_compile.cost.tasks import NO_SITE
+from cocodiff_compile.ir.layout import Size
+from cocodiff_compile.ir.records import Declined, Leg, UlyssesSite
+from cocodiff_compile.pipeline.run_passes import PassRecord, PipelineReport
 from cocodiff_compile.schedule.estimate import ExchangeEstimate, OrderEstimate, ScheduleEstimate
-from cocodiff_compile.schedule.tasks import NO_SITE
 
 
 def number(size: Size) -> int | str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cocodiff_compile.cost.clock import Span
+from cocodiff_compile.cost.tasks import NO_SITE, Task
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.report.chrome_trace import ChromeTrace, TraceSpan
 from cocodiff_compile.report.lane_charts import LaneChart, draw_charts
-from cocodiff_compile.schedule.clock import Span
 from cocodiff_compile.schedule.estimate import OrderEstimate, ScheduleEstimate
-from cocodiff_compile.schedule.tasks import NO_SITE, Task
 
 SUFFIXES = (".svg", ".png", ".pdf", ".json")
 _COMPUTE, _LINKS = "compute", "links"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cocodiff_compile.schedule.clock import Clock, Span, run_in_order
+from cocodiff_compile.cost.clock import Clock, Span, run_in_order
+from cocodiff_compile.cost.tasks import Task, Tasks, captured_order
 from cocodiff_compile.schedule.list_schedule import list_schedule
-from cocodiff_compile.schedule.tasks import Task, Tasks, captured_order
 
 
 @dataclass(frozen=True)

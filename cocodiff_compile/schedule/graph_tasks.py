@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.graph.aten import (
+from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.cost.ops import heavy_seconds, light_seconds
+from cocodiff_compile.cost.tasks import NO_SITE, Order, Task, places
+from cocodiff_compile.ir.aten import (
     FUSED_ATTENTION,
     WAIT,
     aten,
@@ -25,10 +28,7 @@ from cocodiff_compile.graph.aten import (
     readers_of,
     size_bytes,
 )
-from cocodiff_compile.graph.records import Recognition
-from cocodiff_compile.schedule.costs import Costs
-from cocodiff_compile.schedule.node_costs import heavy_seconds, light_seconds
-from cocodiff_compile.schedule.tasks import NO_SITE, Order, Task, places
+from cocodiff_compile.ir.records import Recognition
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cocodiff_compile.schedule.clock import Clock
-from cocodiff_compile.schedule.tasks import Tasks, as_bits, closures, places
+from cocodiff_compile.cost.clock import Clock
+from cocodiff_compile.cost.tasks import Tasks, as_bits, closures, places
 
 STARTS_AHEAD = 20
 """How many exchanges that are not started yet are looked at: those of an attention in four chunks,

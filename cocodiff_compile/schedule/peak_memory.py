@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from cocodiff_compile.graph.aten import WAIT, is_alias
-from cocodiff_compile.schedule.node_costs import hinted_bytes, is_kept
+from cocodiff_compile.cost.ops import hinted_bytes, is_kept
+from cocodiff_compile.ir.aten import WAIT, is_alias
 
 
 def peak_bytes(nodes: Sequence[Node]) -> int:

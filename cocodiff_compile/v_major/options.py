@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError, refuse_unknown
 from cocodiff_compile.given_values import is_one_of, number, shown, whole_number
-from cocodiff_compile.graph.delta_code import BITS, FULL
+from cocodiff_compile.v_major.delta_code import BITS, FULL
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
 from cocodiff_compile.v_major.travel import ROLES, Travel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from cocodiff_compile.graph.delta_code import BITS, distortion
+from cocodiff_compile.v_major.delta_code import BITS, distortion
 from cocodiff_compile.v_major.travel import IN_FULL, Travel
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from cocodiff_compile.agreement.world import ranks_are_real
 from cocodiff_compile.compat import find_group
 from cocodiff_compile.errors import PeerError
+from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.v_major.denoising import (
     Choice,

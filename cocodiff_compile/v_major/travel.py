@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cocodiff_compile.graph.delta_code import FULL, code_bits
-from cocodiff_compile.graph.records import Role
+from cocodiff_compile.ir.records import Role
+from cocodiff_compile.v_major.delta_code import FULL, code_bits
 
 ROLES: tuple[Role, ...] = ("q", "k", "v", "o")
 

@@ -1,0 +1,1 @@
+"""Compiles one captured graph: capture, decisions, passes, hand-off to Inductor."""

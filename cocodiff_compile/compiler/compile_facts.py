@@ -1,0 +1,110 @@
+"""What ranks compare: facts of a compile as (what, value) pairs, alike on every rank of a group."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import fields
+from importlib.metadata import version
+
+import torch
+from torch.fx import Graph, Node
+
+from cocodiff_compile.compat import group_ranks
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.devices.choose import device_backend
+from cocodiff_compile.ir.aten import bound, collectives_by_group, value_of
+from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.ranks.agreement.run_plans import SizeTexts
+from cocodiff_compile.ranks.agreement.standing import Facts
+from cocodiff_compile.topology.phases import format_phases
+
+_OWN_OPTIONS = ("debug_dir",)
+"""Options that may differ from rank to rank."""
+
+
+def _setting_facts(config: CompileConfig) -> Facts:
+    """Versions and options."""
+    options = [
+        (f"option {field.name!r}", repr(getattr(config, field.name)))
+        for field in fields(config)
+        if field.name not in _OWN_OPTIONS
+    ]
+    return [
+        ("the version of torch", torch.__version__),
+        ("the version of cocodiff-compile", version("cocodiff-compile")),
+        ("the version of Python", platform.python_version()),
+        *options,
+    ]
+
+
+def captured_facts(
+    graph: Graph, found: Recognition, group: str, config: CompileConfig, sizes: SizeTexts
+) -> Facts:
+    """Settings, and the collectives over one group as captured.
+
+    A recognised exchange has the same shape on every rank; what else a graph holds may not.
+    """
+    exchanges = {item.start for site in found.sites for item in site.exchanges}
+    nodes = collectives_by_group(graph)[group]
+    lines = [_line(node, sizes if node in exchanges else None) for node in nodes]
+    kinds = dict.fromkeys(value_of(node.all_input_nodes[0]).device.type for node in nodes)
+    overlap = ", ".join(f"{kind}: {_why_no_overlap(kind)}" for kind in kinds)
+    return [
+        *_setting_facts(config),
+        ("what keeps exchanges from overlapping", overlap),
+        *_numbered("collective", lines),
+    ]
+
+
+def _why_no_overlap(kind: str) -> str:
+    return device_backend(kind).why_no_overlap() or "nothing"
+
+
+def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[str, Facts]:
+    """By the group they were captured over: every exchange with its chunks and phases, and all
+    collectives in the order of the graph.
+    """
+    lines: dict[str, list[str]] = {}
+    group_of: dict[Node, str] = {}
+    for item in (item for site in found.sites for item in site.exchanges):
+        piece = item.pieces[0]
+        plan = format_phases([phase.axes for phase in piece.phases])
+        chunks = f", in {len(item.chunks)} chunks" if item.chunks else ""
+        lines.setdefault(item.group, []).append(f"the phases {plan}{chunks}")
+        starts = (phase.start for piece in item.pieces for phase in piece.phases)
+        group_of.update(dict.fromkeys((*starts, *(p.start for p in item.pieces)), item.group))
+    facts = {group: _numbered("exchange", plans) for group, plans in lines.items()}
+    ordered: dict[str, list[str]] = {}
+    for name, node in _started(graph):
+        own = sizes if node in group_of else None
+        ordered.setdefault(group_of.get(node, name), []).append(_line(node, own))
+    for group, started in ordered.items():
+        facts.setdefault(group, []).extend(_numbered("started collective", started))
+    return facts
+
+
+def _started(graph: Graph) -> list[tuple[str, Node]]:
+    """The name of its group and each collective, in the order of the graph."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    found = [(name, node) for name, nodes in collectives_by_group(graph).items() for node in nodes]
+    return sorted(found, key=lambda item: places[item[1]])
+
+
+def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Name and ranks of every group that a graph communicates over, in the order of their use."""
+    found = {name: group_ranks(name) for name in collectives_by_group(graph)}
+    return {name: ranks for name, ranks in found.items() if ranks is not None}
+
+
+def _line(node: Node, sizes: SizeTexts | None) -> str:
+    """With its shape, if there is something to write sizes with."""
+    ranks = group_ranks(str(bound(node).get("group_name"))) or ()
+    name = str(node.target).removeprefix("_c10d_functional.").removesuffix(".default")
+    value = value_of(node.all_input_nodes[0])
+    shape = f"{'x'.join(map(sizes.text, value.shape))} " if sizes else ""
+    return f"{name} of {shape}{value.dtype} over {len(ranks)} ranks"
+
+
+def _numbered(what: str, lines: list[str]) -> Facts:
+    count = (f"the number of {what}s", str(len(lines)))
+    return [*((f"{what} {number}", line) for number, line in enumerate(lines)), count]

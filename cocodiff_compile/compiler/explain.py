@@ -1,0 +1,107 @@
+"""`explain(model, *args)`: what the backend would do with a model, without generating its code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule
+
+from cocodiff_compile.compat import FakeTensorMode, ShapeEnv, make_boxed_func
+from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.ir.records import Declined, UlyssesSite
+from cocodiff_compile.report.collect import GraphReport, collect_reports
+from cocodiff_compile.report.describe import format_graph
+from cocodiff_compile.report.draw_schedule import draw_schedule
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All graphs of one call: `print` it, `draw` it, take `.sites`, `.declined`, `.to_json()`."""
+
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def sites(self) -> tuple[UlyssesSite, ...]:
+        return tuple(site for graph in self.graphs for site in graph.report.recognition.sites)
+
+    @property
+    def declined(self) -> tuple[Declined, ...]:
+        return tuple(item for graph in self.graphs for item in graph.report.declined)
+
+    def to_json(self) -> str:
+        """The summaries of all graphs as one JSON text."""
+        graphs = [{"graph": graph.number, **graph.summary} for graph in self.graphs]
+        return json.dumps({"graphs": graphs}, indent=1)
+
+    def draw(self, file: str | Path) -> None:
+        """Draws the estimated step, as captured and as ordered: one attention in the middle of the
+        largest graph as a picture (`.svg`, `.png`, `.pdf`), all of it as a trace (`.json`).
+        """
+        ordered = [graph.report.estimate for graph in self.graphs if graph.report.estimate]
+        if not ordered:
+            raise UserError("nothing to draw: no order was estimated for any graph")
+        draw_schedule(max(ordered, key=lambda item: len(item.tasks)), Path(file))
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "nothing to explain: no inference graph was captured"
+        head = (
+            f"{_count(len(self.graphs), 'graph')}, {_count(len(self.sites), 'Ulysses attention')}"
+        )
+        tables = [
+            f"graph {place}\n{format_graph(graph.summary)}"
+            for place, graph in enumerate(self.graphs)
+        ]
+        return "\n\n".join([head, *tables])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def explain(
+    model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Explanation:
+    """Captures `model(*args, **kwargs)`, runs every pass, and tells what was found and done.
+
+    No code is generated and nothing is computed: behind a graph break the next piece, and Python
+    code that reads values, see zeros of the right shapes. Gradients are off during the call. What
+    torch.compile has compiled of this model, and may still compile, is not touched.
+    """
+    config = CompileConfig.from_options(options)
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return compile_graph(gm, example_inputs, config, _stand_in, live=False)
+
+    with collect_reports() as reports, torch.no_grad():
+        compiled = torch.compile(  # type: ignore[call-overload]
+            model, backend=backend, isolate_recompiles=True
+        )
+        compiled(*args, **kwargs)
+    return Explanation(tuple(reports))
+
+
+def _stand_in(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:
+    """A callable with the graph's signature that returns zeros instead of computing."""
+
+    def call(*args: Any) -> Any:
+        # Loops need symbols for what they do not know, sizes of inputs are known.
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+        fake_args = pytree.tree_map_only(torch.Tensor, mode.from_tensor, args)
+        with mode:
+            fakes = gm.forward(*fake_args)
+        return pytree.tree_map_only(torch.Tensor, _zeros, fakes)
+
+    return make_boxed_func(call)
+
+
+def _zeros(fake: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)

@@ -1,0 +1,64 @@
+"""From the option `topology` to the machine under each Ulysses group of a graph."""
+
+from __future__ import annotations
+
+import logging
+
+from cocodiff_compile.compat import find_group, outside_the_compiler
+from cocodiff_compile.ir.aten import value_of
+from cocodiff_compile.ir.records import Exchange, Recognition
+from cocodiff_compile.ranks.agreement.watch import watched
+from cocodiff_compile.ranks.agreement.world import PerWorld, ranks_are_real
+from cocodiff_compile.ranks.detect import RankPlace, detect
+from cocodiff_compile.ranks.groups import make_machine
+from cocodiff_compile.ranks.live_topology import live_topology
+from cocodiff_compile.say_once import say_once
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.machine import Machine, sketch_machine
+from cocodiff_compile.topology.presets import PRESETS
+
+log = logging.getLogger(__name__)
+
+_found: PerWorld[dict[tuple[int, ...], Topology]] = PerWorld(dict)
+"""What `auto` found under a group of ranks: one that compiles again, alone, must not ask."""
+
+
+def find_machines(found: Recognition, source: str | Topology, live: bool) -> dict[str, Machine]:
+    """By the name of the group. On a live group all ranks call this at the same time; a rank that
+    only looks sees a measured machine once a live compile has measured it.
+    """
+    groups = {item.group: item for site in found.sites for item in site.exchanges}
+    return {name: _machine(exchange, source, live) for name, exchange in groups.items()}
+
+
+def _machine(exchange: Exchange, source: str | Topology, live: bool) -> Machine:
+    if isinstance(source, Topology):
+        topology = source.for_ranks(exchange.num_ranks)
+    elif source == "auto":
+        topology = _auto(exchange, live)
+    else:
+        topology = PRESETS[source](exchange.num_ranks)
+    if not live:
+        return sketch_machine(topology)
+    with outside_the_compiler(), watched(exchange.ranks):
+        return make_machine(exchange.ranks, topology)
+
+
+def _auto(exchange: Exchange, live: bool) -> Topology:
+    known = _found.get()
+    if exchange.ranks not in known:
+        if not (live and ranks_are_real()):
+            return detect([RankPlace("")] * exchange.num_ranks).topology
+        with outside_the_compiler(), watched(exchange.ranks):
+            device = value_of(exchange.start).device
+            found = live_topology(device, find_group(exchange.group))
+        level = logging.WARNING if found.probe_failed else logging.INFO
+        for note in found.notes:
+            say_once(log, level, f"topology of ranks {list(exchange.ranks)}: {note}")
+        known[exchange.ranks] = found.topology
+    return known[exchange.ranks]
+
+
+def forget_machines() -> None:
+    """`auto` looks and measures again from now on: for links that were changed meanwhile."""
+    _found.forget()

@@ -1,0 +1,147 @@
+"""The last part of every compile: passes that order a graph, what is said of it, and its code."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from cocodiff_compile.compat import inductor_settings
+from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
+from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked
+from cocodiff_compile.compiler.pin_order import pinned
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.pipeline.graph_pass import GraphPass
+from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
+from cocodiff_compile.report.collect import GraphReport, publish
+from cocodiff_compile.report.describe import describe_report, format_graph
+from cocodiff_compile.report.dumps import FolderDump, TraceDump
+from cocodiff_compile.say_once import say_once
+
+log = logging.getLogger(__name__)
+
+InnerCompile = Callable[..., Any]
+
+_graph_numbers = itertools.count()
+
+_LOST_ORDER = (
+    "Inductor did not keep the order of schedule-v-first: exchanges may be exposed, results are "
+    "the same; options={'v_first': False} leaves the order to Inductor"
+)
+
+
+@dataclass(frozen=True)
+class FinishGraph:
+    """From a graph whose attentions are cut to code."""
+
+    config: CompileConfig
+    generate: InnerCompile
+    live: bool
+    passes: tuple[GraphPass, ...]
+    inductor_options: Mapping[str, Any]
+    patches: Mapping[str, Any]
+    """Inductor's settings of the compile, for what is compiled of the graph later."""
+    handing_off: Mapping[str, Any]
+    """Its settings while it makes code of what the passes left."""
+
+    def run(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        report: PipelineReport,
+        dumps: Dumps,
+        rounds: GraphRounds,
+    ) -> Any:
+        report = Pipeline(self.passes, dumps.observers).run(gm, report)
+        _publish(gm.graph, report, self.config, dumps, self.live)
+        rounds.compare_planned(gm.graph, report.recognition)
+        plans = rounds.plans(gm.graph, report.recognition)
+        with inductor_settings(self.handing_off):
+            return checked(self._generate(gm, example_inputs, report), plans)
+
+    def _generate(
+        self, gm: GraphModule, example_inputs: Sequence[Any], report: PipelineReport
+    ) -> Any:
+        if not report.is_ordered:
+            return self.generate(gm, example_inputs, **self.inductor_options)
+        kinds = graph_kinds(gm.graph)
+        with pinned():
+            compiled = self.generate(gm, example_inputs, **self.inductor_options)
+        if keeps_order(getattr(compiled, "source_code", ""), kinds) is False:
+            say_once(log, logging.WARNING, _LOST_ORDER)
+        return compiled
+
+
+@dataclass(frozen=True)
+class Dumps:
+    """Where one graph is written to while passes run."""
+
+    number: int
+    rank: int
+    folder: Path | None
+    observers: tuple[FolderDump | TraceDump, ...]
+
+    @classmethod
+    def of(cls, config: CompileConfig) -> Dumps:
+        number, rank = next(_graph_numbers), _rank()
+        if config.debug_dir is None:
+            return cls(number, rank, None, (TraceDump(),))
+        folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
+        return cls(number, rank, folder, (TraceDump(), FolderDump(folder, rank, number)))
+
+    def of_kind(self, kind: str) -> Dumps:
+        """Of what is made of the graph for one kind of denoising step: a folder in its folder."""
+        if self.folder is None:
+            return replace(self, observers=(TraceDump(),))
+        folder = self.folder / kind.replace(" ", "_")
+        own = FolderDump(folder, self.rank, self.number)
+        return replace(self, folder=folder, observers=(TraceDump(), own))
+
+
+def _publish(
+    graph: Graph, report: PipelineReport, config: CompileConfig, dumps: Dumps, live: bool
+) -> None:
+    summary = describe_report(report)
+    found = GraphReport(dumps.number, dumps.rank, config, report, summary, len(graph.nodes))
+    for dump in dumps.observers:
+        dump.finished(found.summary)
+    if live:
+        _say_what_was_found(found)
+    publish(found)
+
+
+def _say_what_was_found(found: GraphReport) -> None:
+    if log.isEnabledFor(logging.INFO):
+        log.info("graph %d:\n%s", found.number, format_graph(found.summary))
+    report = found.report
+    for item in report.declined:
+        where = item.module_path or item.node.name
+        say_once(log, logging.WARNING, f"declined {where}: {item.reason}")
+    if report.refused:
+        say_once(log, logging.WARNING, f"{report.refused}; Inductor compiles it unchanged")
+    elif "recognize-ulysses" in found.config.disable:
+        say_once(log, logging.WARNING, "recognize-ulysses is disabled: Inductor compiles unchanged")
+    elif not report.recognition.sites:
+        say_once(log, logging.WARNING, _no_site_message())
+
+
+def _no_site_message() -> str:
+    message = "a graph holds no Ulysses attention, Inductor compiles it unchanged"
+    if not torch.distributed.is_initialized():
+        return (
+            f"{message}: no process group is initialised, call torch.distributed.init_process_group"
+        )
+    return (
+        f"{message}; if no graph of the model holds one, turn Ulysses on before compiling, for "
+        "example with cocodiff_compile.parallel.parallelize(model)"
+    )
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

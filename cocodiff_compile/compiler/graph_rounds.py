@@ -1,0 +1,104 @@
+"""The rounds in which ranks agree on one graph, if there are ranks to agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Graph
+
+from cocodiff_compile.compiler.compile_facts import (
+    captured_facts,
+    collective_groups,
+    planned_facts,
+)
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.ranks.agreement.checked_call import CheckedCall
+from cocodiff_compile.ranks.agreement.compile_rounds import (
+    CompileRounds,
+    Groups,
+    compile_rounds,
+    facts_by_ranks,
+)
+from cocodiff_compile.ranks.agreement.failures import concerns_groups, goes_alone
+from cocodiff_compile.ranks.agreement.run_plans import (
+    SizedPlans,
+    SizeTexts,
+    expressions_of,
+    symbol_places,
+)
+from cocodiff_compile.ranks.agreement.standing import Facts
+from cocodiff_compile.ranks.agreement.world import ranks_are_real
+
+
+@dataclass(frozen=True)
+class GraphRounds:
+    """What ranks compare of one graph; without groups there are none to compare with."""
+
+    groups: Groups
+    captured: dict[str, Facts]
+    sizes: SizeTexts
+    places: dict[Any, int]
+    """Where the inputs of the graph hold the value of each symbol."""
+    rounds: CompileRounds | None
+    """None if this rank compiles alone: its groups have agreed on the graph before."""
+
+    def compare_planned(self, graph: Graph, found: Recognition) -> None:
+        """Before code is made of what the passes left."""
+        if self.rounds is not None:
+            sizes = SizeTexts()
+            planned = planned_facts(graph, found, sizes)
+            facts = {name: sizes.as_compiled(own) for name, own in planned.items()}
+            self.rounds.compare("planned", facts)
+
+    def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:
+        """What calls of the graph communicate, as the passes left it; None if there is nobody to
+        compare it with.
+        """
+        if not self.groups:
+            return None
+        planned = planned_facts(graph, found, self.sizes)
+        return SizedPlans(
+            facts_by_ranks(self.groups, self.captured),
+            facts_by_ranks(self.groups, planned),
+            expressions_of(self.sizes, self.places),
+            self.places if self.sizes.symbolic else {},
+        )
+
+    @property
+    def within_a_call(self) -> GraphRounds:
+        """For what is called from code whose calls are compared already."""
+        return replace(self, groups={})
+
+
+def checked(run: Any, plans: SizedPlans | None) -> Any:
+    """`run`, compared by the ranks when it is called."""
+    return run if plans is None else CheckedCall(run, plans)
+
+
+@contextmanager
+def graph_rounds(
+    graph: Graph, found: Recognition, config: CompileConfig, live: bool, kind: str = ""
+) -> Iterator[GraphRounds]:
+    """The rounds with the other ranks; none without any, and for a rank that only looks. `kind`
+    tells apart what is made of one captured graph.
+    """
+    is_among_ranks = live and ranks_are_real()
+    groups = collective_groups(graph) if is_among_ranks else {}
+    if is_among_ranks:
+        concerns_groups(list(groups.values()))
+    if is_among_ranks and not groups:
+        goes_alone()
+    sizes = SizeTexts()
+    captured = {name: captured_facts(graph, found, name, config, sizes) for name in groups}
+    if kind:
+        captured = {name: [("the kind of step", kind), *own] for name, own in captured.items()}
+    if not groups:
+        yield GraphRounds(groups, captured, sizes, {}, None)
+        return
+    facts = {name: sizes.as_compiled(own) for name, own in captured.items()}
+    with compile_rounds(groups, facts) as rounds:
+        yield GraphRounds(groups, captured, sizes, symbol_places(graph), rounds)

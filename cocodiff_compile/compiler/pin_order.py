@@ -1,0 +1,88 @@
+"""Makes Inductor keep the order of a graph: it fuses and reorders by its own lights otherwise.
+
+Runs as Inductor's last pass over the graph. What has a place of its own in a schedule is made to
+depend on what stands before it, wherever the data do not say so already. A function of the graph
+alone, which is part of the key of Inductor's code cache: code from there has the order too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from cocodiff_compile.compat import (
+    CustomGraphPass,
+    get_hash_for_files,
+    inductor_settings,
+    order_nodes,
+)
+from cocodiff_compile.cost import ops as node_costs
+from cocodiff_compile.ir import aten
+from cocodiff_compile.ir.aten import WAIT
+from cocodiff_compile.say_once import say_once
+from cocodiff_compile.schedule import graph_tasks
+from cocodiff_compile.schedule.graph_tasks import is_anchor
+
+log = logging.getLogger(__name__)
+
+
+class PinOrder(CustomGraphPass):
+    """Each anchor after the one before it. Nothing is made to follow a wait but what reads what was
+    waited for: that may come earlier, never later.
+    """
+
+    def __call__(self, graph: Graph) -> None:
+        if not order_nodes(graph, dict(_following(graph))):
+            say_once(
+                log,
+                logging.WARNING,
+                "this version of torch cannot be told an order: Inductor orders the exchanges by "
+                "its own lights, results are the same",
+            )
+
+    def uuid(self) -> Any:
+        used = (aten, graph_tasks, node_costs)
+        return get_hash_for_files((__file__, *(str(module.__file__) for module in used)))
+
+
+def _following(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """(anchor, the anchor it must follow) where its own data do not make it."""
+    last: Node | None = None
+    for node in graph.nodes:
+        if not is_anchor(node):
+            continue
+        if last is not None and not _is_fed_by(node, last):
+            yield node, last
+        if node.target is not WAIT:
+            last = node
+
+
+def _is_fed_by(node: Node, anchor: Node) -> bool:
+    """Whether data flow from `anchor` to `node` with no anchor between them but waits."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source is anchor:
+                return True
+            passes = source.op == "call_function" and (
+                not is_anchor(source) or source.target is WAIT
+            )
+            if passes and source > anchor and source not in seen:
+                seen.add(source)
+                stack.append(source)
+    return False
+
+
+def pinned() -> Any:
+    """While code is generated: the graph's own order."""
+    return inductor_settings(
+        {
+            "post_grad_custom_post_pass": PinOrder(),
+            "reorder_for_locality": False,
+            "reorder_for_peak_memory": False,
+        }
+    )

@@ -1,0 +1,1 @@
+"""Estimates how long ops, exchanges and whole programs take: the only cost model."""

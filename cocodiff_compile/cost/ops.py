@@ -1,0 +1,86 @@
+"""How much one node of a graph computes and moves; symbolic sizes count as first compiled."""
+
+from __future__ import annotations
+
+import math
+
+from torch.fx import Node
+
+from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.aten import (
+    ATTENTION,
+    aten,
+    attention_operands,
+    base_of,
+    bound,
+    is_alias,
+    is_heavy,
+    is_tensor,
+    matmul_operands,
+    readers_of,
+    shape_of,
+    value_of,
+)
+
+
+def hinted_shape(node: Node) -> tuple[int, ...]:
+    return tuple(optimization_hint(size) for size in shape_of(node))
+
+
+def hinted_bytes(node: Node) -> int:
+    """Of the tensor a node stands for; 0 for what is none."""
+    if not is_tensor(node):
+        return 0
+    return math.prod(hinted_shape(node)) * value_of(node).element_size()
+
+
+def heavy_seconds(node: Node, device: Device) -> float:
+    """Of a matmul, a convolution or an attention: its arithmetic, or its memory if that is more."""
+    if node.target in ATTENTION:
+        arithmetic_s = device.attention_seconds(_attention_flops(node))
+    else:
+        arithmetic_s = device.matmul_seconds(_matmul_flops(node))
+    moved = sum(map(hinted_bytes, (*node.all_input_nodes, node)))
+    return device.kernel_seconds(arithmetic_s, moved)
+
+
+def _attention_flops(node: Node) -> float:
+    query, key, value = map(hinted_shape, attention_operands(node))
+    return 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _matmul_flops(node: Node) -> float:
+    if node.target is aten.convolution.default:
+        weight = hinted_shape(bound(node)["weight"])
+        return 2.0 * math.prod(hinted_shape(node)) * math.prod(weight[1:])
+    left, _ = matmul_operands(node)
+    return 2.0 * math.prod(hinted_shape(left)) * hinted_shape(node)[-1]
+
+
+def light_seconds(node: Node, device: Device) -> float:
+    """Of a node that Inductor fuses with its neighbours: what comes from memory and goes there."""
+    if is_alias(node) or not is_tensor(node):
+        return 0.0
+    read = sum(_read_bytes(source) for source in node.all_input_nodes)
+    written = hinted_bytes(node) if is_kept(node) else 0
+    return device.memory_seconds(read + written)
+
+
+def _read_bytes(view: Node) -> int:
+    """What is looked at of a tensor that goes through memory, and never more than it holds."""
+    base = base_of(view)
+    return min(hinted_bytes(view), hinted_bytes(base)) if is_kept(base) else 0
+
+
+def is_kept(node: Node) -> bool:
+    """Whether a value goes through memory: it comes from outside, or something heavy or a
+    collective reads or makes it.
+    """
+    return not _is_light(node) or any(not _is_light(user) for user in readers_of(node))
+
+
+def _is_light(node: Node) -> bool:
+    if node.op != "call_function" or is_heavy(node):
+        return False
+    return getattr(node.target, "namespace", "") != "_c10d_functional"

@@ -1,0 +1,1 @@
+"""Follows heads, tokens and selected rows through a graph, and computes it in parts."""

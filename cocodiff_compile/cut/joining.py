@@ -1,0 +1,81 @@
+"""Joins the parts of a tensor that was computed part by part, in the order the whole has in memory.
+
+`cat` returns a contiguous tensor. Where the whole was a permuted view, a matmul that reads the
+joined tensor would take another kernel and give other bits; so the parts are permuted to the order
+of the whole's memory, joined, and permuted back.
+
+    whole [B, h, N, D], in memory [B, N, h, D]:  parts -> permute(0, 2, 1, 3) -> cat -> permute
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.fx import Graph, Node
+
+from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.ir.aten import aten, emit, emit_shape, value_of
+from cocodiff_compile.ir.layout import Size, known, same
+
+
+def memory_order(node: Node) -> list[int]:
+    """Returns the dims of a tensor, largest stride first. A tensor that repeats elements has no
+    such order; its copies are contiguous.
+    """
+    value = value_of(node)
+    strides = [optimization_hint(stride) for stride in value.stride()]
+    if any(strides[dim] == 0 and not same(size, 1) for dim, size in enumerate(value.shape)):
+        return list(range(len(strides)))
+    return sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
+
+
+def dense_strides(node: Node) -> tuple[Size, ...]:
+    """Returns the strides that a joined copy of a tensor has."""
+    shape = value_of(node).shape
+    strides: dict[int, Size] = {}
+    stride: Size = 1
+    for dim in reversed(memory_order(node)):
+        strides[dim] = stride
+        stride = stride * shape[dim]
+    return tuple(strides[dim] for dim in range(len(shape)))
+
+
+def is_dense(node: Node) -> bool:
+    """Whether a joined copy of a tensor has the strides that the tensor has."""
+    return all(map(same, value_of(node).stride(), dense_strides(node)))
+
+
+def emit_joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, whole: Node) -> Node:
+    """Emits `whole`, joined from its parts. `dim` is [outer, elements], and the parts hold the
+    elements of each of the `outer` blocks, one part behind the other.
+    """
+    order = memory_order(whole)
+    is_permuted = order != list(range(len(order)))
+    if is_permuted:
+        parts = [emit(graph, aten.permute.default, part, order, like=part) for part in parts]
+    joined = _joined(graph, parts, order.index(dim), outer, whole)
+    if is_permuted:
+        back = [order.index(place) for place in range(len(order))]
+        joined = emit(graph, aten.permute.default, joined, back, like=whole)
+    return joined
+
+
+def _joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, like: Node) -> Node:
+    if same(outer, 1):
+        return emit(graph, aten.cat.default, parts, dim, like=like)
+    number = known(outer)
+    blocks = []
+    for part in parts:
+        shape = emit_shape(graph, part)
+        if number is None:
+            inner = known(value_of(part).shape[dim] // outer)
+            assert inner is not None, f"{part.name} has two symbolic sizes in dim {dim}"
+            sizes = [-1, inner]
+        else:
+            sizes = [number, -1]
+        split = [*shape[:dim], *sizes, *shape[dim + 1 :]]
+        blocks.append(emit(graph, aten.reshape.default, part, split, like=part))
+    joined = emit(graph, aten.cat.default, blocks, dim + 1, like=like)
+    shape = emit_shape(graph, joined)
+    merged = [*shape[:dim], -1, *shape[dim + 2 :]]
+    return emit(graph, aten.reshape.default, joined, merged, like=like)

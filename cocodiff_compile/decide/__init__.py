@@ -1,0 +1,1 @@
+"""Chooses between candidates by their estimated time."""

@@ -1,0 +1,99 @@
+"""Tasks as they would be with attentions in chunks of heads, and how many chunks pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from cocodiff_compile.cost.costs import ExchangeCost
+from cocodiff_compile.cost.tasks import NO_SITE, Task, Tasks
+from cocodiff_compile.schedule.list_schedule import list_schedule
+
+MIN_GAIN = 0.03
+"""What more chunks must save of the estimated time before they are taken: they make more code."""
+
+CostOf: TypeAlias = "Callable[[str, int], ExchangeCost]"
+"""Of an exchange in a group, by bytes per rank."""
+
+
+def in_chunks(
+    tasks: Tasks, counts: Mapping[int, int], cost_of: CostOf, launch_s: float
+) -> list[Task]:
+    """The tasks with site `s` cut into `counts[s]` chunks, each with its own exchanges."""
+    made: list[Task] = []
+    copies: list[list[int]] = []
+    for task in tasks:
+        count = counts.get(task.site, 1) if task.site != NO_SITE else 1
+        own: list[int] = []
+        for chunk in range(count):
+            needs = [
+                place
+                for other in task.needs
+                for place in _needed(tasks[other], task, copies[other], chunk)
+            ]
+            own.append(len(made))
+            borrows = tuple(copies[other][0] for other in task.borrows)
+            placed = replace(task, needs=tuple(needs), borrows=borrows)
+            made.append(placed if count == 1 else _part(placed, count, cost_of, launch_s))
+        copies.append(own)
+    return made
+
+
+def _needed(other: Task, task: Task, copies: list[int], chunk: int) -> list[int]:
+    """A chunk needs its own chunk of what belongs to the same attention, and all of the rest."""
+    return [copies[chunk]] if other.site == task.site and len(copies) > 1 else copies
+
+
+def _part(
+    task: Task,
+    count: int,
+    cost_of: CostOf,
+    launch_s: float,
+) -> Task:
+    if task.kind == "wait":
+        return task
+    part = replace(task, light_s=task.light_s / count)
+    if task.kind == "compute":
+        return replace(part, seconds=max(task.seconds / count, launch_s))
+    size_bytes = task.size_bytes // count
+    cost = cost_of(task.group, size_bytes)
+    return replace(part, size_bytes=size_bytes, exchange_s=cost.seconds, busy_s=cost.busy_s)
+
+
+@dataclass(frozen=True)
+class ChunkChoice:
+    """How many chunks each attention is cut into, how long the whole program then takes, and what
+    was compared.
+    """
+
+    counts: dict[int, int]
+    seconds: float
+    estimates_s: dict[int, float]
+    """By number of chunks asked for: the estimated time of the whole program."""
+
+
+def choose_chunks(
+    tasks: Tasks,
+    allowed: Mapping[int, Sequence[int]],
+    cost_of: CostOf,
+    launch_s: float,
+) -> ChunkChoice:
+    """The number of chunks, of those `allowed` per site, beyond which more do not pay."""
+    asked = sorted({1, *(count for counts in allowed.values() for count in counts)})
+    choices = {
+        number: {
+            site: max((c for c in counts if c <= number), default=1)
+            for site, counts in allowed.items()
+        }
+        for number in asked
+    }
+    estimates = {
+        number: list_schedule(in_chunks(tasks, counts, cost_of, launch_s)).clock.now_s
+        for number, counts in choices.items()
+    }
+    best = 1
+    for number, seconds in estimates.items():
+        if seconds <= (1 - MIN_GAIN) * estimates[best]:
+            best = number
+    return ChunkChoice(choices[best], estimates[best], estimates)

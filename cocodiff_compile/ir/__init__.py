@@ -1,0 +1,1 @@
+"""The graph as passes see it: ATen ops, layouts of tensors, records of what was recognised."""

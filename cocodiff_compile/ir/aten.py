@@ -1,0 +1,516 @@
+"""The ATen and collective ops this project reads and writes, by identity; their arguments by name.
+
+The only file that knows where an op keeps which argument. Everything else asks `bound`,
+`parse_all_to_all`, `step_layout` and friends, and inserts nodes through `emit`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from cocodiff_compile.compat import is_contiguous_or_false
+from cocodiff_compile.ir import layout
+from cocodiff_compile.ir.layout import Dims, LayoutUnknown, Size
+from cocodiff_compile.ir.pointwise import POINTWISE
+from cocodiff_compile.ir.sketch import Sketch
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+ALL_TO_ALL = c10d.all_to_all_single.default
+ALL_GATHER = c10d.all_gather_into_tensor.default
+WAIT = c10d.wait_tensor.default
+
+FUSED_ATTENTION = frozenset(
+    {
+        aten.scaled_dot_product_attention.default,
+        aten._scaled_dot_product_attention_math.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_fused_attention_overrideable.default,
+    }
+)
+"""Attention as one op: query, key, value [B, H, N, D] in, [B, H, N, D] out, alone or as first."""
+
+UNSUPPORTED_ATTENTION: Mapping[Any, str] = {
+    torch.ops.higher_order.flex_attention: (
+        "flex_attention is not supported: its score_mod and block_mask may read the index of a "
+        "head or of a token; use torch's scaled_dot_product_attention"
+    ),
+}
+"""Attention as one op with operands as above, which no pass may touch; and why. It has no schema:
+`bound` does not read it.
+"""
+
+ATTENTION = FUSED_ATTENTION | UNSUPPORTED_ATTENTION.keys()
+
+BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
+PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
+MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
+_HEAVY = MATMUL | ATTENTION
+SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
+
+SLICING = frozenset(
+    {
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.unbind.int,
+    }
+)
+
+COPY = frozenset(
+    {
+        aten.clone.default,
+        aten.contiguous.default,
+        aten.alias.default,
+        aten.detach.default,
+        aten.lift_fresh_copy.default,
+        aten._to_copy.default,
+        torch.ops.prims.convert_element_type.default,
+        WAIT,
+    }
+)
+RESHAPE = frozenset(
+    {
+        aten.view.default,
+        aten.reshape.default,
+        aten._unsafe_view.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+    }
+)
+
+PERMUTE = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+CONCATENATION = frozenset({aten.cat.default, aten.stack.default})
+
+
+def bound(node: Node) -> dict[str, Any]:
+    """The arguments of an op node by their schema names, defaults included."""
+    names = [(arg.name, arg) for arg in node.target._schema.arguments]  # type: ignore[union-attr]
+    values = dict(zip((name for name, _ in names), node.args, strict=False))
+    for name, argument in names:
+        if name not in values:
+            values[name] = node.kwargs.get(name, argument.default_value)
+    return values
+
+
+def value_of(node: Node) -> torch.Tensor:
+    """The fake tensor a node stands for."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"node {node.name} stands for {type(value).__name__}, not for a tensor")
+    return value
+
+
+def is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def shape_of(node: Node) -> tuple[Size, ...]:
+    return tuple(value_of(node).shape)
+
+
+def size_bytes(node: Node) -> Size:
+    """Bytes of the tensor a node stands for."""
+    value = value_of(node)
+    return value.numel() * value.element_size()
+
+
+def provenance_of(node: Node) -> dict[str, Any]:
+    """Where a node comes from, as metadata for another one."""
+    return {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
+
+
+def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
+    """Inserts a call where the graph inserts, with its value and the provenance of `like`."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta = provenance_of(like)
+    fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+    mode = value_of(like).fake_mode  # type: ignore[attr-defined]
+    with mode:
+        node.meta["val"] = (
+            graph.called(target, fake_args, fake_kwargs)
+            if isinstance(graph, Sketch)
+            else target(*fake_args, **fake_kwargs)
+        )
+    return node
+
+
+def emit_shape(graph: Graph, source: Node) -> list[int | Node]:
+    """The shape of `source` as arguments for another call: numbers, and nodes where symbolic."""
+    return [
+        size if isinstance(size, int) else emit(graph, aten.sym_size.int, source, dim, like=source)
+        for dim, size in enumerate(shape_of(source))
+    ]
+
+
+def emit_contiguous(graph: Graph, source: Node) -> Node:
+    """`source` itself if it surely is contiguous, else a copy that is."""
+    if is_contiguous_or_false(value_of(source)):
+        return source
+    return emit(
+        graph, aten.clone.default, source, memory_format=torch.contiguous_format, like=source
+    )
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """An `all_to_all_single` and its wait, read from the graph."""
+
+    start: Node
+    wait: Node
+    source: Node
+    group: str
+    output_splits: tuple[Size, ...]
+    input_splits: tuple[Size, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.input_splits)
+
+    @property
+    def has_equal_splits(self) -> bool:
+        splits = (*self.input_splits, *self.output_splits)
+        return all(layout.same(split, splits[0]) for split in splits)
+
+
+def parse_all_to_all(start: Node) -> AllToAll | None:
+    """The exchange that begins at `start`, or None if nothing waits for it."""
+    waits = [user for user in start.users if user.target is WAIT]
+    if not waits:
+        return None
+    wait = waits[0]
+    while (again := _only_user(wait)) is not None and again.target is WAIT:
+        wait = again  # functional wrappers may wait twice; the last wait is the one that counts
+    arguments = bound(start)
+    return AllToAll(
+        start=start,
+        wait=wait,
+        source=arguments["input"],
+        group=arguments["group_name"],
+        output_splits=_sizes(arguments["output_split_sizes"]),
+        input_splits=_sizes(arguments["input_split_sizes"]),
+    )
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _sizes(values: list[Any]) -> tuple[Size, ...]:
+    return tuple(value.meta["val"] if isinstance(value, Node) else value for value in values)
+
+
+def erase_collective(graph: Graph, start: Node) -> None:
+    """Erases a collective that nobody reads any more. Waits count as side effects, which dead-code
+    elimination keeps: they go by hand.
+    """
+    for wait in reversed(waits_behind(start)):
+        graph.erase_node(wait)
+    graph.erase_node(start)
+
+
+def waits_behind(node: Node) -> list[Node]:
+    """The waits for `node`, and those for these waits, inner ones last."""
+    waits = [user for user in node.users if user.target is WAIT]
+    return [item for wait in waits for item in (wait, *waits_behind(wait))]
+
+
+def is_collective(node: Node) -> bool:
+    """Whether a node starts a functional collective, whose result needs a wait.
+
+    By namespace: a collective that a new torch adds there must end walks too.
+    """
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace == "_c10d_functional"
+        and node.target is not WAIT
+    )
+
+
+def is_all_to_all(node: Node) -> bool:
+    """Whether a node is an all-to-all by any op, of torch or of somebody else: `ALL_TO_ALL`,
+    `_dtensor.shard_dim_alltoall`, or whatever calls itself so.
+    """
+    return isinstance(node.target, torch._ops.OpOverload) and _is_named_all_to_all(node.target)
+
+
+@functools.cache
+def _is_named_all_to_all(target: torch._ops.OpOverload) -> bool:
+    name = target._schema.name.split("::")[-1].lower().replace("_", "")
+    return "alltoall" in name or "all2all" in name
+
+
+_COMMUNICATING = frozenset({"c10d", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+"""Namespaces of collectives that wait for themselves, beside `_c10d_functional`."""
+
+
+def communicates(node: Node) -> bool:
+    """Whether a node is a collective of any kind, with a wait or without."""
+    return (
+        is_collective(node)
+        or is_all_to_all(node)
+        or getattr(node.target, "namespace", "") in _COMMUNICATING
+    )
+
+
+def collectives_by_group(graph: Graph) -> dict[str, list[Node]]:
+    """The collectives of a graph, in its order, by the name of the group they run over."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        name = bound(node).get("group_name") if is_collective(node) else None
+        if isinstance(name, str):
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def is_heavy(node: Node) -> bool:
+    """Whether a node is a matmul, a convolution or an attention: what takes most of a step."""
+    return node.op == "call_function" and node.target in _HEAVY
+
+
+def is_softmax(nodes: Sequence[Node]) -> bool:
+    """Whether the nodes between two matmuls are a softmax, whole or as exponentials over a sum."""
+    targets = {node.target for node in nodes}
+    return bool(targets & SOFTMAX) or {aten.exp.default, aten.sum.dim_IntList} <= targets
+
+
+def is_concatenation(node: Node) -> bool:
+    return node.target in CONCATENATION
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node shows or copies all elements of its only input, in some order."""
+    return node.op == "call_function" and node.target in COPY | RESHAPE | PERMUTE
+
+
+def is_alias_op(target: Any) -> bool:
+    """Whether an op computes nothing: it shows memory of its input, picks a result of it, or
+    returns no tensor.
+    """
+    return target in _ALIASES or bool(getattr(target, "is_view", False))
+
+
+_ALIASES = (operator.getitem, aten._unsafe_view.default, torch.ops.prim.device.default)
+
+
+def is_alias(node: Node) -> bool:
+    return node.op == "call_function" and is_alias_op(node.target)
+
+
+def base_of(node: Node) -> Node:
+    """The node whose memory this one shows, itself unless it is an alias."""
+    while is_alias(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def readers_of(node: Node) -> Iterator[Node]:
+    """Those of a value, and of the aliases of it."""
+    for user in node.users:
+        if is_alias(user):
+            yield from readers_of(user)
+        else:
+            yield user
+
+
+def is_number(node: Node) -> bool:
+    """Whether a node stands for a size or a scalar, which carries no data of a tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def is_pointwise(node: Node) -> bool:
+    return node.target in POINTWISE
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """The operands of an attention op, by role."""
+
+    query: Node
+    key: Node
+    value: Node
+    mask: Node | None
+    is_causal: bool
+
+
+def attention_operands(node: Node) -> tuple[Node, Node, Node]:
+    """Query, key and value of any op in `ATTENTION`."""
+    if node.target in UNSUPPORTED_ATTENTION:
+        query, key, value = node.args[:3]
+        return query, key, value  # type: ignore[return-value]
+    parsed = parse_fused_attention(node)
+    return parsed.query, parsed.key, parsed.value
+
+
+def parse_fused_attention(node: Node) -> FusedAttention:
+    """Operands of any op in `FUSED_ATTENTION`."""
+    arguments = bound(node)
+    mask = arguments.get("attn_mask", arguments.get("attn_bias"))
+    return FusedAttention(
+        query=arguments["query"],
+        key=arguments["key"],
+        value=arguments["value"],
+        mask=mask if isinstance(mask, Node) else None,
+        is_causal=bool(arguments.get("is_causal", False)),
+    )
+
+
+def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:
+    """What is added to, or picks from, the scores of `first` on their way through a softmax."""
+    if first.target is aten.baddbmm.default and bound(first)["beta"] != 0:
+        addend: Node = bound(first)["self"]
+        return addend
+    masking = (aten.add.Tensor, aten.where.self, aten.masked_fill.Scalar)
+    scores = {first, *softmax}
+    for node in softmax:
+        others = [item for item in node.all_input_nodes if item not in scores and is_tensor(item)]
+        wide = [item for item in others if value_of(item).dim() > 0]
+        if node.target in masking and wide:
+            return wide[0]
+    return None
+
+
+def matmul_operands(node: Node) -> tuple[Node, Node]:
+    """Left and right operand of a matmul; for `linear` the right one is the weight as stored."""
+    arguments = bound(node)
+    if node.target is aten.addmm.default:
+        return arguments["mat1"], arguments["mat2"]
+    if node.target is aten.baddbmm.default:
+        return arguments["batch1"], arguments["batch2"]
+    if node.target is aten.linear.default:
+        return arguments["input"], arguments["weight"]
+    return arguments["self"], arguments["other" if node.target is aten.matmul.default else "mat2"]
+
+
+def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
+    """(dim, start, length) of the part that a slicing op takes, None if it cannot be told."""
+    arguments = bound(node)
+    shape = shape_of(arguments["self"])
+    dim = arguments["dim"] % len(shape)
+    if node.target is aten.select.int:
+        return dim, _from_front(arguments["index"], shape[dim]), 1
+    if node.target is aten.slice.Tensor:
+        start = arguments["start"] or 0
+        if not isinstance(start, int) or arguments["step"] != 1:
+            return None
+        return dim, _from_front(start, shape[dim]), shape_of(node)[dim]
+    if getitem is None:
+        return None
+    index: int = getitem.args[1]  # type: ignore[assignment]
+    if node.target is aten.unbind.int:
+        return dim, index, 1
+    lengths = [value.shape[dim] for value in node.meta["val"]]
+    return dim, sum(lengths[:index]), lengths[index]
+
+
+def _from_front(place: int, size: Size) -> Size:
+    if place >= 0:
+        return place
+    return max(0, size + place) if isinstance(size, int) else size + place
+
+
+def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:
+    """The layout of `node`, given that of `operand`, one of its inputs.
+
+    Raises `LayoutUnknown` for anything but views, copies, slices, concatenations, repeats and
+    pointwise ops that keep the operand's shape.
+    """
+    target = node.target
+    if target in COPY:
+        return dims
+    if target in RESHAPE:
+        return layout.reshape(dims, shape_of(node))
+    if target in PERMUTE:
+        return layout.permute(dims, permutation(node, len(dims)))
+    if target is aten.expand.default:
+        return layout.expand(dims, shape_of(node))
+    if target in (aten.slice.Tensor, aten.select.int):
+        return _step_slice(dims, node, None)
+    if target in SLICING:
+        return dims  # the getitem that follows picks the part
+    if target is operator.getitem:
+        return _step_slice(dims, operand, node)
+    if is_concatenation(node):
+        return _step_concatenation(dims, node)
+    if target is aten.constant_pad_nd.default:
+        return _step_pad(dims, node)
+    if is_pointwise(node) and _same_shape(operand, node):
+        return dims
+    raise LayoutUnknown(f"{target} ({node.name}) is no view")
+
+
+def _step_concatenation(dims: Dims, node: Node) -> Dims:
+    shape = shape_of(node)
+    dim = bound(node)["dim"] % len(shape)
+    if node.target is aten.stack.default:
+        dims = (*dims[:dim], (), *dims[dim:])
+    return layout.concatenate(dims, dim, shape[dim])
+
+
+def _step_pad(dims: Dims, node: Node) -> Dims:
+    """What is added counts as a concatenation, what is taken away as a slice."""
+    for dim, size in enumerate(shape_of(node)):
+        before, behind = padding_of(node, dim)
+        if isinstance(before, int) and isinstance(behind, int) and before * behind < 0:
+            raise LayoutUnknown(f"{node.name} moves dim {dim} by {before} elements")
+        if isinstance(before, int) and isinstance(behind, int) and min(before, behind) < 0:
+            dims = layout.narrow(dims, dim, -before, size)
+        elif not layout.same(size, layout.product(dims[dim])):
+            dims = layout.concatenate(dims, dim, size)
+    return dims
+
+
+def padding_of(node: Node, dim: int) -> tuple[Any, Any]:
+    """How many elements `constant_pad_nd` adds before and behind a dim; a negative number says how
+    many it drops. Symbolic ones are nodes.
+    """
+    pads = bound(node)["pad"]
+    first = 2 * (len(shape_of(node)) - 1 - dim)
+    return (pads[first], pads[first + 1]) if first < len(pads) else (0, 0)
+
+
+def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:
+    if slicing.target not in SLICING:
+        raise LayoutUnknown(f"{slicing.target} ({slicing.name}) returns a tuple")
+    part = slice_of(slicing, getitem)
+    if part is None:
+        raise LayoutUnknown(f"{slicing.target} ({slicing.name}) takes no consecutive part")
+    dim, start, length = part
+    narrowed = layout.narrow(dims, dim, start, length)
+    drops_dim = slicing.target in (aten.select.int, aten.unbind.int)
+    return (*narrowed[:dim], *narrowed[dim + 1 :]) if drops_dim else narrowed
+
+
+def permutation(node: Node, rank: int) -> list[int]:
+    """Which dim of its input each dim of a permuting op is."""
+    arguments = bound(node)
+    if node.target is aten.permute.default:
+        return [dim % rank for dim in arguments["dims"]]
+    order = list(range(rank))
+    first, second = (
+        (0, rank - 1) if node.target is aten.t.default else (arguments["dim0"], arguments["dim1"])
+    )
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _same_shape(left: Node, right: Node) -> bool:
+    if not (is_tensor(left) and is_tensor(right)):
+        return False
+    left_shape, right_shape = shape_of(left), shape_of(right)
+    return len(left_shape) == len(right_shape) and all(map(layout.same, left_shape, right_shape))

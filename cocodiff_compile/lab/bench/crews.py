@@ -1,0 +1,184 @@
+"""Processes for the ways that must not share one: every rank starts one child per further crew.
+
+The children of a crew form a world of their own on the same links. They compile side by side, and
+then take turns: while one crew runs a step the others wait, so all ways are measured interleaved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import multiprocessing
+
+from cocodiff_compile.lab.bench.ways import MAIN_CREW
+from cocodiff_compile.lab.bench.worker import Worker
+from cocodiff_compile.lab.local_ranks import end_with_parent
+from cocodiff_compile.ranks.launch.init_distributed import join_ranks, take_device
+
+_TIMEOUT = timedelta(minutes=10)
+
+_END = "end"
+
+
+class Crews:
+    """The worker of this process, and those of the crews beside it, by name."""
+
+    def __init__(self, others: Sequence[str]) -> None:
+        self._others = {name: _Child(name) for name in others}
+        self._main = _Server()
+
+    def join_worlds(self) -> None:
+        """Each crew its own."""
+        self._main.call("join")
+        for child in self._others.values():
+            address = f"tcp://{os.environ['MASTER_ADDR']}:{_agree_on_port()}"
+            child.begin("join", address, dist.get_rank(), dist.get_world_size())
+        for child in self._others.values():
+            child.finish()
+
+    def call(self, crew: str, method: str, *args: Any) -> Any:
+        """`method` of the crew's `Worker`."""
+        ((_, result),) = self._call({crew: args}, method)
+        return result
+
+    def call_all(self, method: str, *args: Any) -> None:
+        """`method` of every crew's worker, at the same time."""
+        list(self._call(dict.fromkeys((MAIN_CREW, *self._others), args), method))
+
+    def call_each(self, method: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """`method` of these crews' workers at the same time, each with its own argument; crews and
+        results in the order in which they are waited for.
+        """
+        return self._call({crew: (argument,) for crew, argument in arguments.items()}, method)
+
+    def _call(
+        self, arguments: Mapping[str, tuple[Any, ...]], method: str
+    ) -> Iterator[tuple[str, Any]]:
+        others = {crew: self._others[crew] for crew in arguments if crew != MAIN_CREW}
+        for crew, child in others.items():
+            child.begin(method, *arguments[crew])
+        if MAIN_CREW in arguments:
+            yield MAIN_CREW, self._main.call(method, *arguments[MAIN_CREW])
+        for crew, child in others.items():
+            yield crew, child.finish()
+
+    def close(self) -> None:
+        for child in self._others.values():
+            child.close()
+
+
+@contextmanager
+def crews(others: Sequence[str]) -> Iterator[Crews]:
+    """One world of ranks per crew; they end with the block.
+
+    Entered by ranks that belong to no process group yet: the children are forks of this process.
+    """
+    made = Crews(others)
+    try:
+        made.join_worlds()
+        yield made
+        dist.barrier()
+    finally:
+        made.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Child:
+    """A `_Server` in a fork of this process."""
+
+    def __init__(self, name: str) -> None:
+        context = multiprocessing.get_context("fork")
+        self._name = name
+        self._end, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=False)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, method: str, *args: Any) -> None:
+        try:
+            self._end.send((method, args))
+        except ConnectionError:
+            self._died()
+
+    def finish(self) -> Any:
+        try:
+            failure, result = self._end.recv()
+        except (EOFError, ConnectionError):
+            self._died()
+        if failure:
+            raise RuntimeError(f"crew {self._name!r}:\n{failure}")
+        return result
+
+    def _died(self) -> None:
+        self._process.join(timeout=5)
+        status = self._process.exitcode
+        raise RuntimeError(f"crew {self._name!r} died with status {status}") from None
+
+    def close(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._end.send((_END, ()))
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class _Server:
+    """Answers calls: joins a world, starts a worker, and hands on to it what it is asked."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+
+    def call(self, method: str, *args: Any) -> Any:
+        if method == "join":
+            return _join_world(*args)
+        if method == "start":
+            self._worker = None  # before its successor, for the memory
+            self._worker = Worker(*args)
+            return None
+        return getattr(self._worker, method)(*args)
+
+
+def _serve(end: Connection, parent: int) -> None:
+    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
+    # torchrun's store belongs to its own ranks; this world meets elsewhere.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    server = _Server()
+    while True:
+        method, args = end.recv()
+        if method == _END:
+            return
+        try:
+            end.send(("", server.call(method, *args)))
+        except Exception:
+            end.send((traceback.format_exc(), None))
+
+
+def _join_world(address: str | None = None, rank: int = -1, num_ranks: int = -1) -> None:
+    """The process group of all ranks: torchrun's, or the one that meets at `address`."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    take_device()
+    join_ranks(timeout=_TIMEOUT, init_method=address, rank=rank, num_ranks=num_ranks)
+
+
+def _agree_on_port() -> int:
+    """A port that is free on the first rank."""
+    port = torch.zeros(1, dtype=torch.int64)
+    if dist.get_rank() == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port[0] = probe.getsockname()[1]
+    dist.broadcast(port, 0)
+    return int(port.item())

@@ -1,0 +1,165 @@
+"""The links under a running benchmark: set their rate, stream over them, read their counters."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import distributed as dist
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, Link, find_cluster, set_link
+from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
+from cocodiff_compile.ranks.launch.init_distributed import rank_device
+
+LINKS_VARIABLE = "COCODIFF_BENCH_LINKS"
+_HEADER_BYTES = 66
+"""Ethernet 14, IPv4 20, TCP 32 with timestamps; a packet without payload is an acknowledgement."""
+
+_STREAMS, _STREAM_S = 2, 0.7
+_CONNECT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands."""
+
+    rank: int
+    num_ranks: int
+    ranks_per_node: int
+
+    @classmethod
+    def here(cls) -> Place:
+        """UserError on every rank unless nodes hold equally many ranks, in order. All call this."""
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        local, per_node = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        everyone = gathered((local, per_node))
+        expected = [(other % per_node, per_node) for other in range(num_ranks)]
+        if everyone != expected:
+            raise UserError(
+                "ranks must fill one node after the other, as many on each: found (local rank, "
+                f"ranks of the node) {everyone}"
+            )
+        return cls(rank, num_ranks, per_node)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_ranks // self.ranks_per_node
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.ranks_per_node
+
+    @property
+    def is_first_of_node(self) -> bool:
+        return self.rank % self.ranks_per_node == 0
+
+
+def links_are_ours() -> bool:
+    """Whether this benchmark runs on an emulated cluster of its own, whose rates it may set."""
+    return LINKS_VARIABLE in os.environ
+
+
+def set_rate(rate_mbit: float | None) -> None:
+    """Of every node's interface in the emulated cluster; all ranks call this."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        set_link(find_cluster(os.environ[CLUSTER_VARIABLE]), Link(rate_mbit))
+    dist.barrier()
+
+
+def streams_bytes_per_s(place: Place) -> list[float]:
+    """What the slowest node sends per second while every node streams to the next, over TCP, a few
+    times. Nothing on one node, where nothing crosses, and on accelerators, whose network is not
+    TCP. All ranks call this.
+    """
+    if place.num_nodes == 1 or rank_device().type != "cpu":
+        return []
+    return [_stream_once(place) for _ in range(_STREAMS)]
+
+
+def _stream_once(place: Place) -> float:
+    with _Stream() if place.is_first_of_node else nullcontext() as stream:
+        addresses = gathered(stream.address if stream else ("", 0))
+        following = addresses[(place.rank + place.ranks_per_node) % place.num_ranks]
+        sent = stream.run(following) if stream else float("inf")
+        return -largest(-sent)
+
+
+class _Stream:
+    """Receives from one peer while it sends to another."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server((_own_address(), 0))
+        self.address: tuple[str, int] = self._server.getsockname()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.close()
+
+    def run(self, following: tuple[str, int]) -> float:
+        """Bytes per second that the peer before this one got through to here."""
+        with socket.create_connection(following, timeout=_CONNECT_S) as out:
+            incoming, _ = self._server.accept()
+            sender = threading.Thread(target=_send_for, args=(out, _STREAM_S))
+            sender.start()
+            with incoming:
+                size_bytes, seconds = _receive_all(incoming)
+            sender.join()
+        return size_bytes / seconds
+
+
+def _own_address() -> str:
+    """Of the interface that leads to the first rank."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        address: str = probe.getsockname()[0]
+    return address
+
+
+def _send_for(out: socket.socket, seconds: float) -> None:
+    chunk = bytes(1 << 16)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        out.sendall(chunk)
+    out.shutdown(socket.SHUT_WR)
+
+
+def _receive_all(incoming: socket.socket) -> tuple[int, float]:
+    size_bytes, begin = 0, time.monotonic()
+    while chunk := incoming.recv(1 << 20):
+        size_bytes += len(chunk)
+    return size_bytes, time.monotonic() - begin
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What an interface has sent since it exists."""
+
+    size_bytes: int
+    packets: int
+
+    def __sub__(self, before: Counters) -> Counters:
+        return Counters(self.size_bytes - before.size_bytes, self.packets - before.packets)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Without the headers of TCP over IPv4."""
+        return self.size_bytes - _HEADER_BYTES * self.packets
+
+
+def interface_counters() -> Counters | None:
+    """Of the interface that gloo was told to use; None where that cannot be known."""
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        if name.strip() == wanted:
+            fields = numbers.split()
+            return Counters(int(fields[8]), int(fields[9]))
+    return None

@@ -1,0 +1,140 @@
+"""A run as two pictures: step time by share of communication, and what of it is exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cocodiff_compile.lab.bench.results import Point, Report, WayResult
+
+_COLORS = ("#4c6a92", "#8fb3d9", "#e0803c", "#c9a227", "#6f9e6f", "#a05a7a", "#7d7d7d", "#3b8686")
+_COMPUTE, _EXPOSED, _LIMIT = "#4c6a92", "#e0803c", "#222222"
+
+
+def plot_report(report: Report, folder: Path) -> list[Path]:
+    """Writes `steps.png` and `exposed.png`; returns what was written."""
+    panels = _panels(report)
+    if not panels:
+        return []
+    titles = list(dict.fromkeys(way.title for point in report.points for way in point.ready))
+    colors = {title: _COLORS[place % len(_COLORS)] for place, title in enumerate(titles)}
+    written = []
+    for name, draw in (("steps.png", _draw_steps), ("exposed.png", _draw_exposed)):
+        figure, all_axes = _figure(len(panels))
+        for axes, (title, points) in zip(all_axes, panels.items(), strict=True):
+            draw(axes, points, colors)
+            axes.set_title(title, loc="left", fontsize=10)
+            axes.spines[["top", "right"]].set_visible(False)
+        handles, labels = all_axes[0].get_legend_handles_labels()
+        columns = 1 + len(panels) if len(panels) < 3 else 5
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+        figure.suptitle(_subtitle(report), fontsize=9, x=0.01, ha="left")
+        figure.savefig(folder / name, dpi=150)
+        written.append(folder / name)
+    return written
+
+
+def _panels(report: Report) -> dict[str, list[Point]]:
+    panels: dict[str, list[Point]] = {}
+    for point in report.points:
+        panels.setdefault(point.case.title, []).append(point)
+    return panels
+
+
+def _figure(num_panels: int) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
+
+    columns = min(3, num_panels)
+    rows = -(-num_panels // columns)
+    figure = Figure(figsize=(1.2 + 4.6 * columns, 0.9 + 3.6 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    cells = [axes for row in grid for axes in row]
+    for unused in cells[num_panels:]:
+        unused.set_axis_off()
+    return figure, cells[:num_panels]
+
+
+def _subtitle(report: Report) -> str:
+    machine = report.data["machine"]
+    links = any(point.data["rate_mbit"] is not None for point in report.points)
+    where = "emulated links, gloo" if links else "links as they are"
+    return f"{where}; {machine['cores']} cores, {machine['processor']}, torch {machine['torch']}"
+
+
+def _label(point: Point) -> str:
+    share, rate = point.data["share"], point.data["rate_mbit"]
+    if rate is None:
+        return "as is"
+    return f"{rate:.0f} Mbit/s" if share is None else f"{share} %\n{rate:.0f} Mbit/s"
+
+
+def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> None:
+    """Medians; bars reach from the least to three quarters of all rounds."""
+    for place, (title, color) in enumerate(colors.items()):
+        found = [(x, way) for x, point in enumerate(points) for way in point.ready]
+        mine = [(x, way) for x, way in found if way.title == title]
+        shift = 0.07 * (place - (len(colors) - 1) / 2)
+        axes.errorbar(
+            [x + shift for x, _ in mine],
+            [way.step_s * 1e3 for _, way in mine],
+            yerr=_errors([way for _, way in mine]),
+            color=color,
+            marker="o",
+            markersize=4,
+            linewidth=1.2,
+            linestyle=":",
+            capsize=2,
+            label=title,
+        )
+    limits = [point.limit_s * 1e3 for point in points]
+    axes.plot(range(len(points)), limits, color=_LIMIT, linestyle="--", linewidth=1, label="limit")
+    axes.set_yscale("log")
+    axes.set_ylabel("ms per step", fontsize=8)
+    axes.set_xticks(range(len(points)), [_label(point) for point in points], fontsize=8)
+    axes.margins(x=0.1)
+
+
+def _errors(ways: Sequence[WayResult]) -> list[list[float]]:
+    """Milliseconds below and above the step."""
+    below = [(way.step_s - way.least_s) * 1e3 for way in ways]
+    return [below, [(way.upper_s - way.step_s) * 1e3 for way in ways]]
+
+
+def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -> None:
+    """Computation and what stands on top of it, per way; the limit as a line through each group."""
+    left = 0.0
+    ticks: list[tuple[float, str]] = []
+    for point in points:
+        for way in point.ready:
+            _stacked_bar(axes, left, way, first=not ticks)
+            ticks.append((left, way.name))
+            left += 1
+        width = len(point.ready)
+        begin, end = left - width - 0.5, left - 0.5
+        label = "limit" if point is points[0] else None
+        axes.hlines(point.limit_s * 1e3, begin, end, _LIMIT, "--", linewidth=1, label=label)
+        top = max((way.upper_s for way in point.ready), default=0.0) * 1e3
+        middle = (begin + end) / 2, top
+        axes.annotate(
+            _label(point), middle, (0, 6), textcoords="offset points", fontsize=8, ha="center"
+        )
+        left += 0.8
+    axes.set_xticks([x for x, _ in ticks], [name for _, name in ticks], fontsize=7, rotation=90)
+    axes.set_ylabel("ms per step", fontsize=8)
+    axes.margins(y=0.15)
+
+
+def _stacked_bar(axes: Any, x: float, way: WayResult, first: bool) -> None:
+    compute, step = way.compute_s * 1e3, way.step_s * 1e3
+    axes.bar(x, compute, 0.85, color=_COMPUTE, label="computation" if first else None)
+    axes.bar(
+        x,
+        max(0.0, step - compute),
+        0.85,
+        bottom=compute,
+        color=_EXPOSED,
+        yerr=_errors([way]),
+        error_kw={"elinewidth": 1, "capsize": 2},
+        label="exposed communication" if first else None,
+    )

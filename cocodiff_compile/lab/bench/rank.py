@@ -1,0 +1,62 @@
+"""One rank of a benchmark: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`, under torchrun.
+
+Rank 0 says how it goes, and writes the result. A rank that fails writes its traceback beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+
+from cocodiff_compile.lab.bench.cases import Case
+from cocodiff_compile.lab.bench.crews import crews
+from cocodiff_compile.lab.bench.machine import new_run
+from cocodiff_compile.lab.bench.measure import crews_of, measure_case
+from cocodiff_compile.lab.progress import say_from_rank
+
+
+def main(arguments: Sequence[str]) -> None:
+    case_file, result_file = map(Path, arguments)
+    case = Case.from_json(json.loads(case_file.read_text()))
+    try:
+        with crews(crews_of([case])) as workers:
+            result = measure_case(case, workers, say_from_rank)
+            if dist.get_rank() == 0:
+                result_file.write_text(json.dumps(result))
+    except BaseException:
+        failure_file(result_file, int(os.environ["RANK"])).write_text(traceback.format_exc())
+        raise
+
+
+def measure_here(
+    find_cases: Callable[[str], Sequence[Case]], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any] | None:
+    """Every case on the ranks and links there are; the run on rank 0, None on the others. Rank 0
+    also gets it after every case, in `keep`.
+    """
+    num_ranks, per_node = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    cases = find_cases(f"{num_ranks // per_node}x{per_node}")
+    is_first = os.environ["RANK"] == "0"
+    run = new_run()
+    with crews(crews_of(cases)) as workers:
+        for case in cases:
+            say_from_rank(case.title)
+            run["results"].append(measure_case(case, workers, say_from_rank))
+            if is_first:
+                keep(run)
+    return run if is_first else None
+
+
+def failure_file(result_file: Path, rank: int) -> Path:
+    return result_file.with_suffix(f".rank{rank:03d}.txt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,221 @@
+"""What the samples say: step times, the physical limit, what stays exposed, how noisy it was.
+
+    step     the median of all rounds, which repeats better here than the least of them
+    compute  a way's code with local copies instead of exchanges, the median too
+    wire     bytes the busiest node must send to others / the rate of a plain stream
+    limit    max(least compute of stock, wire): no order of the same work on these links is faster
+    exposed  (step - its compute) / wire: the part of the wire time that computation does not hide
+
+The rate is the best of all streams, before and after.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cocodiff_compile.lab.bench.cases import Case
+from cocodiff_compile.lab.bench.profile import Timeline
+
+NOISE_LIMIT = 0.1
+COUNT_LIMIT = 0.05
+
+
+@dataclass(frozen=True)
+class WayResult:
+    """One way at one point; `data` is what `measure` wrote."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.data["name"])
+
+    @property
+    def title(self) -> str:
+        return str(self.data["title"])
+
+    @property
+    def kind(self) -> str:
+        return str(self.data["kind"])
+
+    @property
+    def reason(self) -> str:
+        return str(self.data["reason"])
+
+    @property
+    def samples_s(self) -> Sequence[float]:
+        return tuple(self.data["samples_s"])
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.samples_s)
+
+    @property
+    def least_s(self) -> float:
+        return min(self.samples_s)
+
+    @property
+    def upper_s(self) -> float:
+        """Three of four rounds took no longer."""
+        return statistics.quantiles(self.samples_s, n=4, method="inclusive")[2]
+
+    @property
+    def compute_s(self) -> float:
+        return float(statistics.median(self.data["compute_s"]))
+
+    @property
+    def counted_to_accounted(self) -> float | None:
+        """Payload on the interface over the bytes of the graph; None where nothing was counted."""
+        if not self.data["counted"] or not self.data["accounted_bytes"]:
+            return None
+        return float(self.data["counted"]["payload_bytes"] / self.data["accounted_bytes"])
+
+
+def _median(way: WayResult, part: slice) -> float:
+    return statistics.median(way.samples_s[part])
+
+
+@dataclass(frozen=True)
+class Point:
+    """One case at one speed of the links."""
+
+    case: Case
+    data: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        share = self.data["share"]
+        return self.case.title + ("" if share is None else f", {share} %")
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Of a case that was profiled instead of measured."""
+        return tuple(map(Timeline.from_json, self.data.get("timelines", ())))
+
+    @property
+    def ways(self) -> tuple[WayResult, ...]:
+        return tuple(map(WayResult, self.data.get("ways", ())))
+
+    @property
+    def ready(self) -> tuple[WayResult, ...]:
+        return tuple(way for way in self.ways if not way.reason)
+
+    @property
+    def compute_s(self) -> float:
+        """The least of stock, or of what stood in for it."""
+        base = next(way for way in self.ways if way.name == self.data["base"])
+        return float(min(base.data["compute_s"]))
+
+    @property
+    def stream_bytes_per_s(self) -> float | None:
+        return max(self.data["streams_bytes_per_s"], default=None)
+
+    @property
+    def wire_s(self) -> float:
+        """0 where nothing crosses between nodes, or nothing is known of what it crosses."""
+        stream = self.stream_bytes_per_s
+        return float(self.data["flat_bytes"] / stream) if stream else 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Of communication in a stock step, as it was."""
+        return 1 - self.stock.compute_s / self.stock.step_s if self.stock else None
+
+    @property
+    def limit_s(self) -> float:
+        return max(self.compute_s, self.wire_s)
+
+    @property
+    def stock(self) -> WayResult | None:
+        return next((way for way in self.ready if way.kind == "stock"), None)
+
+    @property
+    def best_rival(self) -> WayResult | None:
+        rivals = [way for way in self.ready if way.kind == "rival"]
+        return min(rivals, key=lambda way: way.step_s, default=None)
+
+    def over_stock(self, way: WayResult) -> float | None:
+        return self.stock.step_s / way.step_s if self.stock else None
+
+    def over_best_rival(self, way: WayResult) -> float | None:
+        return self.best_rival.step_s / way.step_s if self.best_rival else None
+
+    def over_limit(self, way: WayResult) -> float:
+        return way.step_s / self.limit_s
+
+    def exposed(self, way: WayResult) -> float | None:
+        return (way.step_s - way.compute_s) / self.wire_s if self.wire_s else None
+
+    def noise(self, way: WayResult) -> float:
+        """How far the speedup over stock differs between halves of the rounds: the odd and the
+        even ones, the first and the second.
+        """
+        if self.stock is None or len(way.samples_s) < 4:
+            return 0.0
+        middle = len(way.samples_s) // 2
+        pairs = (slice(0, None, 2), slice(1, None, 2)), (slice(middle), slice(middle, None))
+        return max(self._apart(way, first, second) for first, second in pairs)
+
+    def _apart(self, way: WayResult, first: slice, second: slice) -> float:
+        assert self.stock is not None
+        ratios = [_median(self.stock, part) / _median(way, part) for part in (first, second)]
+        return max(ratios) / min(ratios) - 1
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why figures of this point should not be trusted."""
+        found = [
+            f"TOO NOISY: {way.title}: speedups from two halves of the rounds differ by "
+            f"{noise:.0%}, more than {NOISE_LIMIT:.0%}"
+            for way in self.ready
+            if (noise := self.noise(way)) > NOISE_LIMIT
+        ]
+        found += [
+            f"COUNTED: {way.title}: the interface sent {ratio - 1:+.1%} of what was accounted for"
+            for way in self.ready
+            if (ratio := way.counted_to_accounted) and abs(ratio - 1) > COUNT_LIMIT
+        ]
+        found += [
+            f"LIMIT: {way.title} is faster than the limit: the stream was measured too slow"
+            for way in self.ready
+            if way.least_s < self.limit_s
+        ]
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run; `data` is what is kept as JSON."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(self._points())
+
+    def _points(self) -> Iterator[Point]:
+        for result in self.data["results"]:
+            case = Case.from_json(result["case"])
+            for point in result.get("points", ()):
+                yield Point(case, point)
+
+    @property
+    def failures(self) -> tuple[tuple[str, str], ...]:
+        """Cases that could not be measured at all, and why."""
+        return tuple(
+            (Case.from_json(result["case"]).title, result["failure"])
+            for result in self.data["results"]
+            if result.get("failure")
+        )
+
+    @property
+    def ulysses(self) -> dict[str, str]:
+        """Whose Ulysses the ways called "diffusers" run, by title of the case."""
+        return {
+            Case.from_json(result["case"]).title: result["ulysses"]
+            for result in self.data["results"]
+            if "ulysses" in result
+        }

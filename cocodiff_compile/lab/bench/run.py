@@ -1,0 +1,71 @@
+"""Runs cases, each on an emulated cluster of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cocodiff_compile.lab.bench.cases import Case
+from cocodiff_compile.lab.bench.machine import new_run
+from cocodiff_compile.lab.bench.on_cluster import run_on_cluster
+from cocodiff_compile.lab.bench.rank import failure_file
+from cocodiff_compile.lab.local_ranks import RankFailedError
+from cocodiff_compile.lab.progress import Say
+
+_CASE_TIMEOUT_S = 4 * 3600.0
+
+
+def run_cases(
+    cases: Sequence[Case], say: Say, done: Sequence[dict[str, Any]], keep: Callable[[Any], None]
+) -> dict[str, Any]:
+    """The run as data, JSON's kind; `keep` gets it after every case.
+
+    Cases in `done`, the results of an earlier run, are not run again if they were taken with the
+    same code and versions. A case that fails leaves the reason, and the next one runs.
+    """
+    run = new_run()
+    known = {
+        json.dumps(item["case"]): item
+        for item in done
+        if "points" in item and item["taken with"] == run["taken with"]
+    }
+    for number, case in enumerate(cases, start=1):
+        key = json.dumps(case.to_json())
+        say(f"case {number} of {len(cases)}: {case.title}")
+        if key in known:
+            say("  known from the earlier run")
+        result = known.get(key) or run_case(case, lambda text: say(f"  {text}"))
+        result["taken with"] = run["taken with"]
+        run["results"].append(result)
+        keep(run)
+    return run
+
+
+def run_case(case: Case, say: Say) -> dict[str, Any]:
+    """One case on an emulated cluster, which is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        result_file = Path(folder) / "result.json"
+        try:
+            run_on_cluster(
+                case.grid,
+                "cocodiff_compile.lab.bench.rank",
+                case.to_json(),
+                result_file,
+                say,
+                name="bench",
+                timeout_s=_CASE_TIMEOUT_S,
+            )
+        except RankFailedError as error:
+            failure = _failures(result_file, case) or str(error)
+            say(f"failed: {failure}")
+            return {"case": case.to_json(), "failure": failure}
+        result: dict[str, Any] = json.loads(result_file.read_text())
+        return result
+
+
+def _failures(result_file: Path, case: Case) -> str:
+    files = [failure_file(result_file, rank) for rank in range(case.grid.num_ranks)]
+    return "\n".join(file.read_text() for file in files if file.exists())

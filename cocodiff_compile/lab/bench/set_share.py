@@ -1,0 +1,44 @@
+"""Sets emulated links so that communication takes a wanted share of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cocodiff_compile.lab.bench.find_rate import MAX_MBIT, Trial, next_rate
+from cocodiff_compile.lab.bench.links import set_rate
+
+_REPEATS = 4
+_TRIALS, _TOLERANCE = 5, 0.04
+_GUESS = 1.5
+"""How much longer exchanges take than their bytes alone would, before anything was tried."""
+
+
+def set_share(
+    share: int, timed: Callable[[bool], float], wire_megabits: float, trials: list[Trial]
+) -> float:
+    """The rate that comes nearest to `share` per cent of some tried, and is left set.
+
+    `timed(alone)`: seconds of a step, or of its computation alone. `trials`: rates and how long
+    communication took at them, from before; it grows. All ranks call this.
+    """
+    wanted = share / 100
+    tried: dict[float, float] = {}
+    for _ in range(_TRIALS):
+        compute_s = _least(timed, alone=True)
+        wanted_s = compute_s * wanted / (1 - wanted)
+        guess = min(MAX_MBIT, _GUESS * wire_megabits / wanted_s)
+        rate_mbit = next_rate(trials, wanted_s) if trials else guess
+        set_rate(rate_mbit)
+        step_s = _least(timed, alone=False)
+        trials.append((rate_mbit, max(step_s - compute_s, 1e-3)))
+        tried[rate_mbit] = abs(1 - compute_s / step_s - wanted)
+        if tried[rate_mbit] < _TOLERANCE:
+            break
+    found = min(tried, key=tried.__getitem__)
+    set_rate(found)
+    return found
+
+
+def _least(timed: Callable[[bool], float], alone: bool) -> float:
+    """Of a few: noise only adds."""
+    return min(timed(alone) for _ in range(_REPEATS))

@@ -1,0 +1,142 @@
+"""One process of one rank: builds, compiles and calls the ways of its crew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from cocodiff_compile.compat import Unsupported, name_cpp_kernels
+from cocodiff_compile.compiler.find_machines import forget_machines
+from cocodiff_compile.lab.bench.cases import DTYPES, Workload
+from cocodiff_compile.lab.bench.local_groups import Collective, local_groups
+from cocodiff_compile.lab.bench.profile import Span, profile_step
+from cocodiff_compile.lab.bench.ways import WAYS
+from cocodiff_compile.report.collect import GraphReport, collect_reports
+
+_LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+"""Of a result to be taken for right, relative to the reference's largest value. Inductor's own
+distance to eager is up to 5e-4.
+"""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What came of making a way ready on this rank; `reason` says why it is not."""
+
+    seconds: float
+    reason: str = ""
+    difference: float | None = None
+    collectives: tuple[Collective, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def because(self, reason: str) -> Compiled:
+        return replace(self, reason=reason)
+
+
+class Worker:
+    """All ranks of a crew call the same methods in the same order."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        model = workload.build()
+        self._inputs = workload.inputs(model)
+        self._reference = self._sample(model)
+        """Of the whole model in this process, eager."""
+        self._models: dict[Callable[[Workload], nn.Module], nn.Module] = {}
+        self._calls: dict[str, Callable[..., Any]] = {}
+
+    def build(self, name: str) -> str:
+        """Makes the parallel model of a way and calls it once; the reason if that fails."""
+        build = WAYS[name].build
+        try:
+            if build not in self._models:
+                model = build(self._workload)
+                self._sample(model)  # some of diffusers' hooks compile only after a first call
+                self._models[build] = model
+        except Exception as error:
+            return _reason(error)
+        return ""
+
+    def compile(self, name: str) -> Compiled:
+        """Makes a way ready, anew if it was before, by calls whose result is checked."""
+        begin = time.monotonic()
+        notes: list[str] = []
+        try:
+            with collect_reports() as reports:
+                sample = self._first_call(name, notes)
+            seconds = time.monotonic() - begin
+            difference = self._check(sample)
+            with local_groups() as collectives:
+                self._sample(self._calls[name])
+        except Exception as error:
+            return Compiled(time.monotonic() - begin, _reason(error))
+        notes += _notes(reports)
+        return Compiled(seconds, "", difference, tuple(collectives), tuple(notes))
+
+    def _first_call(self, name: str, notes: list[str]) -> torch.Tensor:
+        """In one graph if it can be had."""
+        way, model = WAYS[name], self._models[WAYS[name].build]
+        self._calls[name] = way.compile(model, fullgraph=True)
+        try:
+            return self._sample(self._calls[name])
+        except Unsupported as error:
+            notes.append(f"breaks into several graphs: {_reason(error)}")
+        self._calls[name] = way.compile(model, fullgraph=False)
+        return self._sample(self._calls[name])
+
+    def _check(self, sample: torch.Tensor) -> float:
+        difference = (sample - self._reference).abs().max() / self._reference.abs().max()
+        largest = _LARGEST_DIFFERENCE[DTYPES[self._workload.dtype]]
+        if not difference.item() <= largest:
+            raise ValueError(f"its result is off by {difference.item():.1e} of one process, eager")
+        return difference.item()
+
+    def forget_links(self) -> None:
+        """What is compiled from now on measures the links again."""
+        forget_machines()
+
+    def timed(self, name: str, alone: bool) -> tuple[float, float]:
+        """When one call began and ended on this rank, by the machine's clock; all ranks begin
+        together. `alone`: every rank for itself, with local copies for exchanges.
+        """
+        dist.barrier()
+        with local_groups() if alone else nullcontext():
+            begin = time.monotonic()
+            self._sample(self._calls[name])
+            return begin, time.monotonic()
+
+    def name_kernels(self) -> None:
+        """Inductor's C++ kernels, compiled from now on, tell the profiler who they are."""
+        name_cpp_kernels()
+
+    def profiled(self, name: str) -> list[Span]:
+        """One call on this rank under the profiler; all ranks begin together."""
+        for _ in range(2):  # the profiler's own first time is no step's
+            spans = profile_step(dist.barrier, lambda: self._sample(self._calls[name]))
+        return spans
+
+    def _sample(self, call: Callable[..., Any]) -> torch.Tensor:
+        with torch.no_grad():
+            sample = self._workload.small_model.sample(call(**self._inputs))
+        if sample.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return sample
+
+
+def _notes(reports: Sequence[GraphReport]) -> tuple[str, ...]:
+    passes = [item for report in reports for item in report.summary["passes"]]
+    return tuple(note for item in passes for note in item["notes"])
+
+
+def _reason(error: Exception) -> str:
+    """What failed, in one line; Dynamo's wrappers are taken off."""
+    inner = getattr(error, "inner_exception", None) or error
+    lines = str(inner).strip().splitlines()
+    return f"{type(inner).__name__}: {lines[0]}" if lines else repr(inner)

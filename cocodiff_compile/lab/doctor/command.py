@@ -1,0 +1,65 @@
+"""`cocodiff doctor`: findings as a table or as JSON, and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from cocodiff_compile import __version__
+from cocodiff_compile.lab.doctor.finding import Finding
+from cocodiff_compile.ranks.launch.launchers import find_launch
+
+
+def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command; what it needs is imported when it runs."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine has, what would be used, and what would go wrong",
+        description="Exit status 0: ranks can run here. 1: a problem keeps them from it. Under a "
+        "launcher the first rank speaks, and others that have a problem.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print findings as JSON")
+    doctor.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(parsed: argparse.Namespace) -> int:
+    from cocodiff_compile.devices.installed import installed_here  # noqa: PLC0415
+    from cocodiff_compile.lab.doctor.examine import Patient, examine  # noqa: PLC0415
+
+    patient = Patient(installed_here(), os.environ)
+    findings = examine(patient)
+    is_well = all(finding.status != "problem" for finding in findings)
+    if is_well and not _speaks(patient.environment):
+        return 0
+    print(_as_json(findings, is_well) if parsed.json else _as_table(findings, is_well))
+    return 0 if is_well else 1
+
+
+def _speaks(environment: Mapping[str, str]) -> bool:
+    launch = find_launch(environment)
+    return launch is None or launch.rank == 0
+
+
+def _as_json(findings: Sequence[Finding], is_well: bool) -> str:
+    data = {
+        "cocodiff": __version__,
+        "ok": is_well,
+        "findings": [asdict(finding) for finding in findings],
+    }
+    return json.dumps(data, indent=1)
+
+
+def _as_table(findings: Sequence[Finding], is_well: bool) -> str:
+    lines = [f"cocodiff {__version__}"]
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        status = f"{finding.status}: " if finding.status in ("warning", "problem") else ""
+        first, *more = textwrap.wrap(f"{status}{finding.text}", 98 - width)
+        lines.append(f"{finding.what:<{width}}  {first}")
+        lines += [f"{'':<{width}}  {line}" for line in more]
+    lines.append("ranks can run here" if is_well else "ranks cannot run here: see the problems")
+    return "\n".join(lines)

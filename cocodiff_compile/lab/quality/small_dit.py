@@ -1,0 +1,83 @@
+"""A small FLUX transformer that was trained, by `examples/train_small_dit.py`, to draw pictures.
+
+What a lossy exchange costs in quality depends on how activations change from step to step, and that
+random weights cannot say. diffusers is imported when the model is built.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cocodiff_compile.lab.quality.pictures import NUM_WORDS, SIDE, VOCABULARY
+
+WEIGHTS = Path(__file__).with_name("small_dit.safetensors")
+PATCH = 2
+TOKENS_PER_SIDE = SIDE // PATCH
+CHANNELS = 3 * PATCH * PATCH
+NUM_NAMES = sum(VOCABULARY)
+"""Words of all places, counted through: what a prompt's words are told apart by."""
+
+CONFIG = {
+    "patch_size": 1,
+    "in_channels": CHANNELS,
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "attention_head_dim": 32,
+    "num_attention_heads": 4,
+    "joint_attention_dim": NUM_NAMES,
+    "pooled_projection_dim": NUM_NAMES,
+    "guidance_embeds": False,
+    "axes_dims_rope": (8, 12, 12),
+}
+
+
+def build_small_dit() -> nn.Module:
+    """The model with fresh weights."""
+    from diffusers import FluxTransformer2DModel  # noqa: PLC0415  (slow, and optional)
+
+    model: nn.Module = FluxTransformer2DModel(**CONFIG)
+    return model
+
+
+def load_small_dit(weights: Path = WEIGHTS) -> nn.Module:
+    """The trained model, in fp32, for inference."""
+    from safetensors.torch import load_file  # noqa: PLC0415  (comes with diffusers)
+
+    model = build_small_dit()
+    model.load_state_dict({name: value.float() for name, value in load_file(weights).items()})
+    return model.eval().requires_grad_(False)
+
+
+def to_tokens(pictures: Tensor) -> Tensor:
+    """[B, 3, SIDE, SIDE] -> [B, tokens, channels]."""
+    batch = len(pictures)
+    patches = pictures.reshape(batch, 3, TOKENS_PER_SIDE, PATCH, TOKENS_PER_SIDE, PATCH)
+    return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, TOKENS_PER_SIDE**2, CHANNELS)
+
+
+def to_pictures(tokens: Tensor) -> Tensor:
+    """The reverse of `to_tokens`."""
+    batch = len(tokens)
+    patches = tokens.reshape(batch, TOKENS_PER_SIDE, TOKENS_PER_SIDE, 3, PATCH, PATCH)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, 3, SIDE, SIDE)
+
+
+def conditioning(prompts: Tensor | None, batch: int, dtype: torch.dtype) -> dict[str, Any]:
+    """What the model is called with beside tokens and time; no prompts: unconditioned."""
+    words = torch.zeros(batch, NUM_WORDS, NUM_NAMES, dtype=dtype)
+    if prompts is not None:
+        first = torch.tensor((0, *VOCABULARY[:-1])).cumsum(0)
+        words.scatter_(2, (prompts + first)[:, :, None], 1.0)
+    place = torch.arange(TOKENS_PER_SIDE)
+    image_ids = torch.zeros(TOKENS_PER_SIDE, TOKENS_PER_SIDE, 3)
+    image_ids[..., 1], image_ids[..., 2] = place[:, None], place[None, :]
+    return {
+        "encoder_hidden_states": words,
+        "pooled_projections": words.sum(1),
+        "txt_ids": torch.zeros(NUM_WORDS, 3),
+        "img_ids": image_ids.reshape(-1, 3),
+    }

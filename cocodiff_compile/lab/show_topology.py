@@ -1,0 +1,95 @@
+"""A topology as tables: its axes and links, and which phases the cost model would choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cocodiff_compile.cost.exchanges import messages_per_exchange
+from cocodiff_compile.cost.phase_plan import plan_phases
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.given_values import shown
+from cocodiff_compile.report.describe import format_table
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.files import load_topology
+from cocodiff_compile.topology.measured_phase import REACH, MeasuredPhase
+from cocodiff_compile.topology.presets import PRESETS
+from cocodiff_compile.topology.read_plain_data import why_no_file
+
+SIZES_MB = (0.02, 0.2, 1.0, 6.0, 24.0, 48.0)
+
+
+def find_topology(source: str, num_ranks: int | None) -> Topology:
+    """A preset by name, sized to `num_ranks`, or a file."""
+    if source in PRESETS:
+        if num_ranks is None:
+            raise UserError(f"preset {source!r} fits any number of ranks: say how many")
+        return PRESETS[source](num_ranks)
+    if reason := why_no_file(Path(source)):
+        names = ", ".join((*PRESETS, "auto"))
+        raise UserError(f"{shown(source)} is neither a preset ({names}) nor a file: {reason}")
+    topology = load_topology(Path(source))
+    return topology if num_ranks is None else topology.for_ranks(num_ranks)
+
+
+def format_topology(topology: Topology) -> str:
+    """Axes, what was measured if it was, and plans."""
+    sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
+    title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
+    if not topology.measured:
+        source = "estimated by the cost model, not measured:"
+        return "\n\n".join((title, _axes_table(topology), source, _plans_table(topology)))
+    largest_mb = REACH * topology.measured[0].points[-1][0] / 1e6
+    source = f"estimated from that up to {largest_mb:g} MB, from the links beyond:"
+    tables = (_axes_table(topology), "measured:", _measured_table(topology), source)
+    return "\n\n".join((title, *tables, _plans_table(topology)))
+
+
+def _axes_table(topology: Topology) -> str:
+    rows = [
+        (
+            axis.name,
+            axis.size,
+            axis.link.name,
+            f"{axis.link.bytes_per_s / 1e9:g}",
+            f"{axis.link.both_ways_bytes_per_s / 1e9:g}",
+            f"{axis.link.latency_s * 1e6:g}",
+            f"{axis.link.ranks_per_link:g}",
+        )
+        for axis in topology.axes
+    ]
+    headers = ("axis", "size", "link", "GB/s", "both ways", "latency us", "ranks per link")
+    return format_table(headers, rows)
+
+
+def _measured_table(topology: Topology) -> str:
+    sizes = [size for size, _ in topology.measured[0].points]
+    rows = [
+        (_measured_name(phase), *(f"{phase.seconds(s) * 1e3:.3g}" for s in sizes))
+        for phase in topology.measured
+    ]
+    headers = ("phase along", *(f"ms at {size / 1e6:g} MB" for size in sizes))
+    return format_table(headers, rows)
+
+
+def _measured_name(phase: MeasuredPhase) -> str:
+    name = "+".join(phase.axes) or "copies"
+    return name if phase.in_flight == 1 else f"{name}, each of {phase.in_flight} at once"
+
+
+def _plans_table(topology: Topology) -> str:
+    rows = []
+    for size_mb in SIZES_MB:
+        flat = plan_phases(topology, size_mb * 1e6, "off")
+        best = plan_phases(topology, size_mb * 1e6)
+        rows.append(
+            (
+                f"{size_mb:g}",
+                f"{flat.seconds * 1e3:.2f}",
+                str(best),
+                f"{best.seconds * 1e3:.2f}",
+                f"{flat.seconds / best.seconds:.2f}",
+                messages_per_exchange(topology, best.phases),
+            )
+        )
+    headers = ("MB per rank", "flat ms", "chosen phases", "ms", "flat / chosen", "messages")
+    return format_table(headers, rows)

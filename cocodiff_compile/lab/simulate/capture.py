@@ -1,0 +1,213 @@
+"""One step of a published model as our backend would run it, for several ways of exchanging.
+
+The model exists in shapes only: fake tensors and a fake process group. Its repeated blocks are
+compiled one by one, as `compile_repeated_blocks` does, so that one graph serves many blocks; what
+runs between them runs eagerly, and is recorded call by call. Each graph is the one that the backend
+would generate code from, behind every pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from cocodiff_compile.compat import FakeTensorMode, TorchDispatchMode, make_boxed_func
+from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.ir.aten import WAIT
+from cocodiff_compile.lab.fake_ranks import fake_ranks
+from cocodiff_compile.lab.simulate.kernels import Call, ProgramBuilder, graph_program
+from cocodiff_compile.lab.simulate.pad_heads import parallelize_padded
+from cocodiff_compile.lab.simulate.program import Program, joined
+from cocodiff_compile.lab.simulate.public_shapes import PublicShape
+from cocodiff_compile.topology.axes import Topology
+
+Piece: TypeAlias = "Call | _Compiled"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is captured: a model at a size on `num_ranks`, in Ulysses groups of `degree`."""
+
+    shape: PublicShape
+    resolution: int
+    num_ranks: int
+    degree: int
+    max_layers: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Compiled:
+    """One graph of a repeated block, for each way of exchanging."""
+
+    graphs: Mapping[str, Graph]
+
+
+@dataclass
+class CapturedStep:
+    """One forward: eager calls and calls of compiled blocks, in order."""
+
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def graphs(self) -> list[_Compiled]:
+        """Each compiled graph once."""
+        compiled = (piece for piece in self.pieces if isinstance(piece, _Compiled))
+        return list(dict.fromkeys(compiled))
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(isinstance(piece, _Compiled) for piece in self.pieces)
+
+    def program(self, way: str, device: Device, topology: Topology) -> Program:
+        """What one rank does with the exchanges made in one of the ways."""
+        blocks = {
+            piece: graph_program(piece.graphs[way], device, topology) for piece in self.graphs
+        }
+        programs: list[Program] = []
+        eager: list[Call] = []
+        for piece in self.pieces:
+            if isinstance(piece, Call):
+                eager.append(piece)
+                continue
+            programs += [_eager_program(eager, device, topology), blocks[piece]]
+            eager = []
+        return joined([*programs, _eager_program(eager, device, topology)])
+
+
+def _eager_program(calls: list[Call], device: Device, topology: Topology) -> Program:
+    builder = ProgramBuilder(device, topology)
+    for call in calls:
+        waits_for = id(call.args[0]) if call.target is WAIT else None
+        builder.call(call, str(call.target), id(call.result), waits_for)
+    return builder.program()
+
+
+def capture_step(case: Case, ways: Mapping[str, Mapping[str, Any]], device: Device) -> CapturedStep:
+    """Captures `case` once; `ways` are options of the backend, by name, which decides as it would
+    on `device`. Needs no cluster, no accelerator and no weights; leaves no process group behind.
+    """
+    if torch.distributed.is_initialized():
+        raise UserError("a process group is initialised; simulate needs a process of its own")
+    configs = {name: CompileConfig.from_options(options) for name, options in ways.items()}
+    shape, degree = case.shape, case.degree
+    mode, recorder = FakeTensorMode(allow_non_fake_inputs=True), _Recorder()
+    with fake_ranks(case.num_ranks), _quiet(), torch.no_grad():
+        with mode:
+            model = shape.build(case.max_layers)
+            inputs = shape.inputs(case.resolution, degree)
+        parallelize_padded(model, shape.heads, degree)  # not under the mode: meshes are real
+        _compile_blocks(model, _backend(configs, device, recorder), recorder)
+        with mode, recorder:
+            model(**inputs)
+    return recorder.step
+
+
+_CHATTY_LOGGERS = ("diffusers", "diffusers.models.modeling_utils")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """diffusers calls context parallelism experimental, and torch one of its calls deprecated, at
+    each use; whoever simulates can change neither.
+    """
+    loggers = [logging.getLogger(name) for name in _CHATTY_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every call of an op, and steps aside for compiled blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.step = CapturedStep()
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.step.pieces.append(Call(func, args, kwargs or {}, result))
+        return result
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Dynamo compiles nothing under a mode that sees every call."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+
+def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Recorder) -> None:
+    """Compiles each repeated block in its place, as `Module.compile` does. Dynamo keeps graphs by
+    code: blocks of a kind share theirs.
+    """
+    torch.compiler.reset()  # graphs of another case count towards Dynamo's limit
+    for blocks in model.children():
+        if isinstance(blocks, nn.ModuleList):
+            for block in blocks:
+                compiled = torch.compile(
+                    block._call_impl, backend=backend, dynamic=False, fullgraph=True
+                )
+                block._compiled_call_impl = recorder.aside()(compiled)
+
+
+def _backend(
+    configs: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
+) -> Callable[..., Any]:
+    def compile_all(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        graphs: dict[str, Graph] = {}
+        for name, config in configs.items():
+
+            def keep(final: GraphModule, _inputs: Any, *, way: str = name, **_options: Any) -> Any:
+                graphs[way] = final.graph
+                return _stand_in(final.graph)
+
+            call = compile_graph(
+                copy.deepcopy(gm), example_inputs, config, keep, live=False, device=device
+            )
+        compiled = _Compiled(graphs)
+
+        def run(*args: Any) -> Any:
+            recorder.step.pieces.append(compiled)
+            return call(*args)
+
+        return run
+
+    return compile_all
+
+
+def _stand_in(graph: Graph) -> Any:
+    """A callable that returns tensors like those of `graph`, without going through its nodes."""
+    outputs = graph.output_node().args[0]
+
+    def call(*_args: Any) -> Any:
+        return pytree.tree_map_only(Node, lambda node: _empty_like(node.meta["val"]), outputs)
+
+    return make_boxed_func(call)
+
+
+def _empty_like(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

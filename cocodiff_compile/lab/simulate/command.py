@@ -1,0 +1,121 @@
+"""`cocodiff simulate`: arguments in, tables and files out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.given_values import shown
+
+
+def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command; what it needs is imported when it runs."""
+    simulate = commands.add_parser(
+        "simulate",
+        help="simulate a step of a published model on a machine, flat and in phases",
+    )
+    simulate.add_argument("--topology", default="aurora", help="aurora, dgx-h100, flat, or a file")
+    simulate.add_argument("--nodes", default="1", metavar="N[,N...]", help="such as 1,2,4,8")
+    simulate.add_argument("--model", default="qwen-image", help="qwen-image, flux, sd3.5, ...")
+    simulate.add_argument("--resolution", type=int, default=1536, help="pixels per edge")
+    simulate.add_argument("--ulysses-degree", type=int, help="default: all ranks, 48 at most")
+    simulate.add_argument("--device", help="aurora-tile or h100; default: that of the topology")
+    simulate.add_argument("--layers", type=int, help="cut the model to so many blocks of each kind")
+    simulate.add_argument("--all-plans", action="store_true", help="each cut into phases as a row")
+    simulate.add_argument("--microbenchmark", action="store_true", help="print that alone")
+    for name, what in (("json", "the figures"), ("trace", "the timelines"), ("plot", "a picture")):
+        simulate.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what} to FILE")
+    simulate.set_defaults(run=run_simulate)
+
+
+def run_simulate(parsed: argparse.Namespace) -> int:
+    """The exit status: 2 for what the user can fix."""
+    try:
+        _simulate(parsed)
+    except UserError as error:
+        print(f"cocodiff simulate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse_nodes(text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers."""
+    parts = text.split(",")
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
+        raise UserError(f"--nodes is {shown(text)}; allowed: whole numbers from 1, such as 1,2,4,8")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _simulate(parsed: argparse.Namespace) -> None:
+    from cocodiff_compile.lab.simulate.microbenchmark import (  # noqa: PLC0415  (imports torch's compiler)
+        format_microbenchmark,
+        reproduce,
+    )
+
+    nodes = parse_nodes(parsed.nodes)
+    _check(parsed)
+    figures = reproduce() if parsed.microbenchmark or parsed.topology == "aurora" else []
+    if figures:
+        print("micro-benchmark, the only thing Aurora's links are fitted to")
+        print(format_microbenchmark(figures), end="\n\n", flush=True)
+    if not parsed.microbenchmark:
+        _simulate_model(parsed, nodes, figures)
+
+
+def _check(parsed: argparse.Namespace) -> None:
+    """Everything that would fail after minutes of work."""
+    for name in ("ulysses_degree", "layers"):
+        value = getattr(parsed, name)
+        if value is not None and value < 1:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is {value}; allowed: a whole number from 1")
+    for name in ("json", "trace", "plot"):
+        path = getattr(parsed, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"--{name} {path}: there is no folder {path.absolute().parent}")
+    if parsed.plot is not None:
+        from cocodiff_compile.lab.simulate.plot import check_plot  # noqa: PLC0415  (optional)
+
+        check_plot(parsed.plot)
+
+
+def _simulate_model(parsed: argparse.Namespace, nodes: tuple[int, ...], figures: list[Any]) -> None:
+    try:
+        import diffusers  # noqa: F401, PLC0415
+    except ImportError:
+        raise UserError("needs diffusers: pip install 'cocodiff-compile[diffusers]'") from None
+    from cocodiff_compile.lab.simulate.plot import plot_simulation  # noqa: PLC0415
+    from cocodiff_compile.lab.simulate.run import SimulateSettings, simulate  # noqa: PLC0415
+    from cocodiff_compile.lab.simulate.tables import (  # noqa: PLC0415
+        format_simulation,
+        simulation_data,
+    )
+    from cocodiff_compile.lab.simulate.trace import trace_data  # noqa: PLC0415
+
+    settings = SimulateSettings(
+        topology=parsed.topology,
+        nodes=nodes,
+        model=parsed.model,
+        resolution=parsed.resolution,
+        degree=parsed.ulysses_degree,
+        max_layers=parsed.layers,
+        device=parsed.device,
+        all_plans=parsed.all_plans,
+    )
+    result = simulate(settings, say=_say)
+    print(format_simulation(result))
+    if parsed.json:
+        parsed.json.write_text(json.dumps(simulation_data(result, figures), indent=1))
+    if parsed.trace:
+        parsed.trace.write_text(json.dumps(trace_data(result)))
+    if parsed.plot:
+        plot_simulation(result, parsed.plot)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,106 @@
+"""A simulation as stacked bars: computation and exposed communication, per nodes and way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.simulate.run import Row, Simulation
+from cocodiff_compile.lab.simulate.ways import FLAT
+
+SUFFIXES = (".png", ".svg", ".pdf")
+_COMPUTE, _EXPOSED = "#4c6a92", "#e0803c"
+
+
+def check_plot(path: Path) -> None:
+    """UserError unless `path` can be drawn to here."""
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
+    _matplotlib()
+
+
+def _matplotlib() -> Any:
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install 'cocodiff-compile[plots]'") from None
+    return Figure
+
+
+def plot_simulation(simulation: Simulation, path: Path) -> None:
+    """Writes the picture; its kind follows from the name."""
+    groups = _by_nodes(simulation.rows)
+    figure = _matplotlib()(figsize=(2.5 + 0.8 * len(simulation.rows), 4.4), layout="constrained")
+    axes = figure.subplots()
+    ticks: list[tuple[float, str]] = []
+    lines = max(row.way.count("|") for row in simulation.rows)
+    left = 0.0
+    for rows in groups.values():
+        for place, row in enumerate(rows):
+            _bar(axes, left + place, row)
+            ticks.append((left + place, row.way.replace(" | ", "\n| ")))
+        _group_label(axes, left + (len(rows) - 1) / 2, rows[0], lines)
+        left += len(rows) + 0.8
+    axes.set_xticks([x for x, _ in ticks], [label for _, label in ticks])
+    _dress(axes, simulation)
+    figure.savefig(path, dpi=150)
+
+
+def _by_nodes(rows: tuple[Row, ...]) -> dict[int, list[Row]]:
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.nodes, []).append(row)
+    return groups
+
+
+def _bar(axes: Any, x: float, row: Row) -> None:
+    compute, exposed = row.timeline.compute_s * 1e3, row.timeline.exposed_s * 1e3
+    first = x == 0
+    axes.bar(x, compute, 0.82, color=_COMPUTE, label="computation" if first else None)
+    axes.bar(
+        x,
+        exposed,
+        0.82,
+        bottom=compute,
+        color=_EXPOSED,
+        label="exposed communication" if first else None,
+    )
+    step = compute + exposed
+    text = (f"{step:.0f}" if step >= 100 else f"{step:.3g}") + (
+        "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
+    )
+    axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+
+
+def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
+    nodes = "1 node" if row.nodes == 1 else f"{row.nodes} nodes"
+    axes.annotate(
+        f"{nodes}, degree {row.degree}",
+        (x, 0),
+        (0, -20 - 10 * lines),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="center",
+        va="top",
+        fontweight="bold",
+        fontsize=9,
+    )
+
+
+def _dress(axes: Any, simulation: Simulation) -> None:
+    settings = simulation.settings
+    cut = "" if settings.max_layers is None else f" (--layers {settings.max_layers})"
+    axes.set_title(
+        f"{simulation.shape.title}{cut}, {settings.resolution} x {settings.resolution}, "
+        f"{settings.topology}: simulated",
+        loc="left",
+        fontsize=10,
+    )
+    axes.set_ylabel("ms per step (simulated)")
+    axes.margins(x=0.02, y=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="x", length=0, labelsize=8)
+    axes.legend(
+        frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0, ncols=2
+    )

@@ -1,0 +1,216 @@
+"""`simulate(settings)`: capture each case once, run every way of exchanging through the engine."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cocodiff_compile.cost.exchanges import traffic
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.show_topology import find_topology
+from cocodiff_compile.lab.simulate.capture import CapturedStep, Case, capture_step
+from cocodiff_compile.lab.simulate.devices import device_for
+from cocodiff_compile.lab.simulate.engine import Timeline, simulate_program
+from cocodiff_compile.lab.simulate.pad_heads import padded_to
+from cocodiff_compile.lab.simulate.program import Program, Start
+from cocodiff_compile.lab.simulate.public_shapes import PublicShape, check_resolution, find_shape
+from cocodiff_compile.lab.simulate.published import published_figure
+from cocodiff_compile.lab.simulate.ways import FLAT, ways_for
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.phases import format_phases
+from cocodiff_compile.topology.presets import PRESETS, ranks_per_node
+
+LARGEST_DEFAULT_DEGREE = 48
+"""As in the paper, which runs degrees of 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes of Aurora."""
+
+
+@dataclass(frozen=True)
+class SimulateSettings:
+    """What to simulate. `degree` defaults to all ranks, `LARGEST_DEFAULT_DEGREE` at most."""
+
+    topology: str
+    nodes: tuple[int, ...]
+    model: str
+    resolution: int
+    degree: int | None = None
+    max_layers: int | None = None
+    device: str | None = None
+    all_plans: bool = False
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """One link class in one step: bytes that one rank sends, messages of the Ulysses group."""
+
+    link: str
+    rank_bytes: float
+    messages: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case in one way."""
+
+    nodes: int
+    num_ranks: int
+    degree: int
+    way: str
+    phases: str
+    num_exchanges: int
+    messages_per_exchange: float
+    links: tuple[LinkUse, ...]
+    timeline: Timeline
+    speedup: float
+    published: str
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """All rows, and what was assumed for them."""
+
+    settings: SimulateSettings
+    shape: PublicShape
+    device: Device
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def simulate(
+    settings: SimulateSettings, say: Callable[[str], None] = lambda _line: None
+) -> Simulation:
+    """Every number of nodes in every way. `say` hears of progress. UserError for bad settings,
+    before anything is captured. Drops what torch.compile has compiled in this process.
+    """
+    shape = find_shape(settings.model)
+    device = device_for(settings.device, settings.topology)
+    cases = [_case(settings, shape, nodes) for nodes in settings.nodes]
+    topologies = [find_topology(settings.topology, case.degree) for case in cases]
+    rows: list[Row] = []
+    for number, (nodes, case, topology) in enumerate(
+        zip(settings.nodes, cases, topologies, strict=True), start=1
+    ):
+        say(f"[{number}/{len(cases)}] nodes: {nodes}, ranks: {case.num_ranks}: capturing ...")
+        began = time.perf_counter()
+        programs, step = _capture(settings, case, device, topology)
+        say(
+            f"[{number}/{len(cases)}] {step.num_blocks} blocks from {len(step.graphs)} graphs in "
+            f"{time.perf_counter() - began:.0f} s, {len(programs)} ways"
+        )
+        rows += _rows(settings, nodes, case, topology, programs)
+    notes = tuple(note for case in cases for note in _notes(case))
+    return Simulation(settings, shape, device, tuple(rows), tuple(dict.fromkeys(notes)))
+
+
+def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Case:
+    num_ranks = nodes * _ranks_per_node(settings.topology)
+    degree = settings.degree or min(num_ranks, LARGEST_DEFAULT_DEGREE)
+    if num_ranks < 2:
+        raise UserError(
+            f"--nodes {nodes} of {settings.topology!r} is a single rank, which exchanges nothing; "
+            "take more nodes"
+        )
+    if degree < 2 or num_ranks % degree:
+        raise UserError(
+            f"a Ulysses degree of {degree} does not divide {num_ranks} ranks ({nodes} nodes of "
+            f"{settings.topology!r}); choose --ulysses-degree from "
+            f"{[d for d in range(2, num_ranks + 1) if num_ranks % d == 0]}, or other nodes"
+        )
+    check_resolution(shape, settings.resolution, degree)
+    return Case(shape, settings.resolution, num_ranks, degree, settings.max_layers)
+
+
+def _ranks_per_node(source: str) -> int:
+    """Of a file: the ranks below its outermost axis."""
+    if source in PRESETS:
+        return ranks_per_node(source)
+    topology = find_topology(source, None)
+    return topology.num_ranks // topology.axes[-1].size
+
+
+def _capture(
+    settings: SimulateSettings, case: Case, device: Device, topology: Topology
+) -> tuple[dict[str, Program], CapturedStep]:
+    with tempfile.TemporaryDirectory() as folder:
+        ways = ways_for(topology, settings.topology, Path(folder), settings.all_plans)
+        step = capture_step(case, ways, device)
+    return {way: step.program(way, device, topology) for way in ways}, step
+
+
+def _rows(
+    settings: SimulateSettings,
+    nodes: int,
+    case: Case,
+    topology: Topology,
+    programs: dict[str, Program],
+) -> list[Row]:
+    timelines = {way: simulate_program(program, topology) for way, program in programs.items()}
+    num_exchanges = sum(start.is_exchange for start in _starts(programs[FLAT]))
+    is_papers = settings.topology == "aurora" and settings.max_layers is None
+    rows = []
+    for way, program in programs.items():
+        exchanges = [start for start in _starts(program) if start.is_exchange]
+        messages = sum(use.messages for use in link_use(topology, exchanges))
+        rows.append(
+            Row(
+                nodes,
+                case.num_ranks,
+                case.degree,
+                way,
+                _phases(exchanges, topology),
+                num_exchanges,
+                messages / num_exchanges if num_exchanges else 0.0,
+                tuple(link_use(topology, _starts(program))),
+                timelines[way],
+                timelines[FLAT].step_s / timelines[way].step_s,
+                published_figure(settings.model, settings.resolution, nodes, way)
+                if is_papers
+                else "",
+            )
+        )
+    return rows
+
+
+def _starts(program: Program) -> list[Start]:
+    return [step for step in program if isinstance(step, Start)]
+
+
+def link_use(topology: Topology, starts: list[Start]) -> list[LinkUse]:
+    """Bytes and messages per link class, innermost first."""
+    size_bytes = dict.fromkeys((axis.link.name for axis in topology.axes), 0.0)
+    messages = dict.fromkeys(size_bytes, 0)
+    for start in starts:
+        for flow in traffic(topology, start.axes, start.size_bytes):
+            size_bytes[flow.link.name] += flow.size_bytes
+            messages[flow.link.name] += flow.messages * topology.num_ranks
+    return [LinkUse(name, size_bytes[name], messages[name]) for name in size_bytes]
+
+
+def _phases(exchanges: list[Start], topology: Topology) -> str:
+    """The phases that occur, each once, in the order in which they do."""
+    phases = list(dict.fromkeys(start.axes for start in exchanges))
+    return "one phase" if phases == [topology.axis_names] else format_phases(phases)
+
+
+def _notes(case: Case) -> list[str]:
+    shape, degree = case.shape, case.degree
+    notes = []
+    heads = padded_to(shape.heads, degree)
+    if heads != shape.heads:
+        notes.append(
+            f"degree {degree}: {shape.heads} heads do not divide; assumed padded to {heads} with "
+            "zeros in attention and its exchanges"
+        )
+    text = shape.text_tokens_for(degree)
+    if text != shape.text_tokens:
+        notes.append(f"degree {degree}: {shape.text_tokens} text tokens padded to {text}")
+    if case.num_ranks != degree:
+        notes.append(
+            f"{case.num_ranks} ranks = {case.num_ranks // degree} Ulysses groups of {degree}, each "
+            "with an image of its own (data parallel; the paper runs Ring between them): times are "
+            "those of one group"
+        )
+    return notes

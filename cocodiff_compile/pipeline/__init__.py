@@ -1,0 +1,1 @@
+"""Runs passes in order, and checks the graph after each."""

@@ -1,0 +1,33 @@
+"""What a pass is, and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch.fx import Graph
+
+from cocodiff_compile.ir.records import Declined, Recognition
+from cocodiff_compile.schedule.estimate import ScheduleEstimate
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass did. `changed` is false exactly if the graph is the same to the letter."""
+
+    changed: bool
+    recognition: Recognition | None = None
+    declined: tuple[Declined, ...] = ()
+    notes: tuple[str, ...] = ()
+    estimate: ScheduleEstimate | None = None
+
+
+class GraphPass(Protocol):
+    """A value: its fields are its options, it keeps no state, it touches nothing but the graph."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, graph: Graph, found: Recognition) -> PassResult:
+        """Works on `graph`; `found` is what the last recognition before this pass found in it."""
+        ...

@@ -1,0 +1,1 @@
+"""Connects the ranks: launch, agreement, process groups, detection and measurement of links."""

@@ -1,0 +1,25 @@
+"""Attempts to compile, which other ranks wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cocodiff_compile.ranks.agreement.failures import begin_attempt, end_attempt
+from cocodiff_compile.ranks.agreement.watch import begin_watch
+from cocodiff_compile.ranks.agreement.world import ranks_are_real
+
+
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """One attempt to compile; if it raises, the ranks that wait for this one raise as well."""
+    if not ranks_are_real():
+        yield
+        return
+    begin_watch()
+    begin_attempt()
+    try:
+        yield
+    except BaseException as error:
+        end_attempt(error)
+        raise

@@ -1,0 +1,95 @@
+"""What a graph communicates, with the sizes of each call.
+
+A rank whose graph has symbolic sizes and a rank whose graph has numbers in their place run the same
+if the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.ranks.agreement.standing import Facts, Ranks, RunPlan
+
+_SIZE = re.compile(r"<size (\d+)>")
+
+
+@dataclass
+class SizeTexts:
+    """Sizes as text: a number as it is, a symbolic size as a mark that stands for it."""
+
+    symbolic: list[torch.SymInt] = field(default_factory=list)
+
+    def text(self, size: int | torch.SymInt) -> str:
+        if isinstance(size, int):
+            return str(size)
+        self.symbolic.append(size)
+        return f"<size {len(self.symbolic) - 1}>"
+
+    def as_compiled(self, facts: Facts) -> Facts:
+        """With the sizes of the call that is compiled."""
+        return with_sizes(facts, [optimization_hint(size) for size in self.symbolic])
+
+
+def with_sizes(facts: Sequence[tuple[str, str]], sizes: Sequence[int]) -> Facts:
+    """`facts` with numbers in place of the marks."""
+    if not sizes:
+        return list(facts)
+    return [
+        (what, _SIZE.sub(lambda mark: str(sizes[int(mark[1])]), value)) for what, value in facts
+    ]
+
+
+@dataclass(eq=False)
+class SizedPlans:
+    """The plan of each group, by the sizes of a call."""
+
+    captured: Mapping[Ranks, Facts]
+    planned: Mapping[Ranks, Facts]
+    expressions: Sequence[Any]
+    """What the marks in the facts stand for: sympy expressions, or numbers."""
+    places: Mapping[Any, int]
+    """Where among the inputs of the graph the value of each symbol is."""
+    _plans: dict[tuple[int, ...], dict[Ranks, RunPlan]] = field(default_factory=dict)
+
+    def of_call(self, args: Sequence[Any]) -> Mapping[Ranks, RunPlan]:
+        """For a call with these inputs."""
+        values = tuple(int(args[place]) for place in self.places.values())
+        if values not in self._plans:
+            self._plans[values] = self._evaluated(dict(zip(self.places, values, strict=True)))
+        return self._plans[values]
+
+    def _evaluated(self, values: Mapping[Any, int]) -> dict[Ranks, RunPlan]:
+        sizes = [
+            item if isinstance(item, int) else int(item.subs(values)) for item in self.expressions
+        ]
+        return {
+            ranks: RunPlan(
+                tuple(with_sizes(own, sizes)), tuple(with_sizes(self.planned.get(ranks, []), sizes))
+            )
+            for ranks, own in self.captured.items()
+        }
+
+
+def symbol_places(graph: Graph) -> dict[Any, int]:
+    """By symbol: which input of a graph holds its value."""
+    places: dict[Any, int] = {}
+    for place, node in enumerate(graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+            places.setdefault(value.node.expr, place)
+    return places
+
+
+def expressions_of(sizes: SizeTexts, places: Mapping[Any, int]) -> list[Any]:
+    """What can be said of each size at a call; its value now, where it is of unknown symbols."""
+    return [
+        size.node.expr if size.node.expr.free_symbols <= {*places} else optimization_hint(size)
+        for size in sizes.symbolic
+    ]

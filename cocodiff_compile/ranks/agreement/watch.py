@@ -1,0 +1,162 @@
+"""A thread beside the one that computes: it beats, and while compiled code runs for longer than a
+moment it listens to the other ranks.
+
+A rank that waits in a collective can neither answer nor raise. Its watch answers those that ask
+what it runs, and reads the failures of others. If the collective can never end, the watch closes
+the groups, so that it raises, and says why (`Standing.closed`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch.distributed as dist
+
+from cocodiff_compile.errors import PeerError, UserError
+from cocodiff_compile.ranks.agreement.call_rounds import answer
+from cocodiff_compile.ranks.agreement.close_groups import close_groups
+from cocodiff_compile.ranks.agreement.failures import failure_of, is_told, tell
+from cocodiff_compile.ranks.agreement.heartbeat import BEAT_S, beat, left_before, say_ended
+from cocodiff_compile.ranks.agreement.standing import Ranks, Standing, group_key, standing
+from cocodiff_compile.ranks.agreement.waiting import closed_by_others, say_closed, store_is_gone
+from cocodiff_compile.ranks.agreement.world import (
+    PerWorld,
+    own_connection,
+    ranks_are_real,
+    world_store,
+)
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+RUNS_LONG_S = 1.0
+EXIT_WORDS_S = 5.0
+"""How long a process that ends with an error stays for others to read it."""
+
+
+class _Watch:
+    """Of one world; ends with it. The store is not held: it would outlive the world."""
+
+    def __init__(self) -> None:
+        self._world: Any = weakref.ref(dist.group.WORLD)
+        self._rank = dist.get_rank()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cocodiff-watch", daemon=True)
+        self._thread.start()
+        # Without this the interpreter may end in the middle of a call to the store.
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        if self._is_of_this_world():
+            error = getattr(sys, "last_value", None)
+            if error is not None and not is_told(error):
+                tell(error, "ended", None, EXIT_WORDS_S)
+            with suppress(dist.DistError):
+                say_ended(world_store(), self._rank, standing.get().calls)
+
+    def _is_of_this_world(self) -> bool:
+        return dist.is_initialized() and dist.group.WORLD is self._world()
+
+    def _run(self) -> None:
+        own = standing.get()
+        # Whoever waits for this rank finds out by itself that the store is gone, or the world.
+        with suppress(RuntimeError, AssertionError, ValueError), own_connection():
+            try:
+                self._beat_and_look(own)
+            except dist.DistError as error:
+                _close_with_the_store(own, error)
+
+    def _beat_and_look(self, own: Standing) -> None:
+        number, beaten = 0, float("-inf")
+        while not self._stop.is_set():
+            if not self._is_of_this_world():
+                say_ended(world_store(), self._rank, own.calls)  # this rank has left its world
+                return
+            now = time.monotonic()
+            if now - beaten >= BEAT_S:
+                number, beaten = number + 1, now
+                beat(world_store(), self._rank, number)
+            _look(own, now)
+            self._stop.wait(TICK_S)
+
+
+def _look(own: Standing, now: float) -> None:
+    for ranks, group in list(own.groups.items()):
+        since = group.running_since
+        if group.closed or since is None or now - since < RUNS_LONG_S:
+            continue
+        with own.lock:
+            cause = find_cause(ranks, group.calls) or answer(ranks, group)
+        if cause and group.running_since == since:
+            close(ranks, cause)
+
+
+@contextmanager
+def watched(ranks: Ranks) -> Iterator[None]:
+    """The block holds collectives of these ranks, outside of compiled code: if one of them fails
+    meanwhile, this rank raises with its message instead of waiting for it.
+    """
+    if not ranks_are_real():
+        yield
+        return
+    group = standing.get().towards(ranks)
+    before, group.running_since = group.running_since, time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:
+        if group.closed and not isinstance(error, UserError):
+            raise PeerError(group.closed) from error
+        raise
+    finally:
+        group.running_since = before
+
+
+def _close_with_the_store(own: Standing, error: Exception) -> None:
+    """Rank 0, or the launcher, has ended: calls that rank 0 takes part in can never end."""
+    for ranks, group in list(own.groups.items()):
+        if group.running_since is not None and 0 in ranks and not group.closed:
+            _close(ranks, store_is_gone(error))
+
+
+def find_cause(ranks: Ranks, calls: int) -> str:
+    """Why the last of so many calls over a group can never end, as other ranks say; empty if none
+    of them does.
+    """
+    if failure := failure_of(ranks, calls):
+        return str(failure)
+    if cause := closed_by_others(ranks):
+        return cause
+    others = [rank for rank in ranks if rank != dist.get_rank()]
+    left = left_before(world_store(), others, group_key(ranks), calls)
+    return f"ranks {left} have ended or left the process group: look at their output" * bool(left)
+
+
+def close(ranks: Ranks, cause: str) -> None:
+    """Closes the groups of these ranks: what waits for them raises, now and from now on."""
+    say_closed(ranks, cause)
+    _close(ranks, cause)
+
+
+def _close(ranks: Ranks, cause: str) -> None:
+    for other, group in list(standing.get().groups.items()):
+        if {*other} <= {*ranks}:
+            group.closed = cause
+    close_groups(ranks)
+
+
+_watches: PerWorld[_Watch] = PerWorld(_Watch)
+
+
+def begin_watch() -> None:
+    """Starts the watch of this world, unless it runs."""
+    _watches.get()

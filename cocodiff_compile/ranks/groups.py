@@ -1,0 +1,51 @@
+"""This rank's process groups along the axes of the machine under a Ulysses group.
+
+Groups are made while a graph is compiled, before any pass, in the same order on every rank, and
+only by their own members, so that Ulysses may run on a part of the world. A group that exists is
+used again, whoever asks for it; all of them go with the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from cocodiff_compile.ranks.agreement.world import PerWorld
+from cocodiff_compile.topology.axes import Topology
+from cocodiff_compile.topology.machine import Machine
+from cocodiff_compile.topology.phases import axis_sets
+
+_made: PerWorld[dict[tuple[int, ...], Any]] = PerWorld(dict)
+"""The process groups made here, by their members."""
+
+
+def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
+    """The machine under the Ulysses group of `ranks`. All of them call this at the same time."""
+    groups = make_groups(ranks, topology, axis_sets(topology)[1:])
+    return Machine(topology, {axes: group.group_name for axes, group in groups.items()})
+
+
+def make_groups(
+    ranks: tuple[int, ...], topology: Topology, wanted: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], Any]:
+    """This rank's process group for every wanted set of axes."""
+    topology.for_ranks(len(ranks))
+    place = ranks.index(dist.get_rank())
+    return {
+        axes: _group_of(tuple(ranks[other] for other in topology.ranks_along(place, axes)))
+        for axes in wanted
+    }
+
+
+def forget_groups() -> None:
+    """Makes new groups from now on: a collective that timed out leaves its group unusable."""
+    _made.forget()
+
+
+def _group_of(members: tuple[int, ...]) -> Any:
+    known = _made.get()
+    if members not in known:
+        known[members] = dist.new_group(list(members), use_local_synchronization=True)
+    return known[members]

@@ -1,0 +1,126 @@
+"""Finds every attention computation of a graph: as one fused op, or as matmul, softmax, matmul."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch.fx import Graph, Node
+
+from cocodiff_compile.ir.aten import (
+    BATCHED_MATMUL,
+    FUSED_ATTENTION,
+    UNSUPPORTED_ATTENTION,
+    added_mask,
+    attention_operands,
+    is_softmax,
+    is_tensor,
+    matmul_operands,
+    parse_fused_attention,
+    shape_of,
+)
+from cocodiff_compile.recognize.walk import between, walk_back
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What an attention takes as query, key or value, and which of its dims means what."""
+
+    node: Node
+    head_dim: int
+    token_dim: int
+    size_dim: int
+
+
+@dataclass(frozen=True)
+class AttentionCore:
+    """One attention: operands by role, the tensor it returns, and the dim of tokens in that."""
+
+    form: Literal["fused", "decomposed"]
+    nodes: tuple[Node, ...]
+    q: Operand
+    k: Operand
+    v: Operand
+    output: Node
+    output_token_dim: int
+    mask: Node | None
+    is_causal: bool
+    unsupported: str = ""
+    """Why no pass may touch it, whatever is around it."""
+
+
+def find_attention_cores(graph: Graph) -> list[AttentionCore]:
+    """All attentions in graph order."""
+    cores = []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target in FUSED_ATTENTION:
+            cores.append(_fused_core(node))
+        elif node.target in UNSUPPORTED_ATTENTION:
+            cores.append(_unsupported_core(node))
+        elif node.target in BATCHED_MATMUL and (core := _decomposed_core(node)) is not None:
+            cores.append(core)
+    return cores
+
+
+def _fused_core(node: Node) -> AttentionCore:
+    parsed = parse_fused_attention(node)
+    return replace(_one_op_core(node), mask=parsed.mask, is_causal=parsed.is_causal)
+
+
+def _unsupported_core(node: Node) -> AttentionCore:
+    return replace(_one_op_core(node), unsupported=UNSUPPORTED_ATTENTION[node.target])
+
+
+def _one_op_core(node: Node) -> AttentionCore:
+    q, k, v = (
+        Operand(operand, head_dim=1, token_dim=2, size_dim=3)
+        for operand in attention_operands(node)
+    )
+    return AttentionCore(
+        form="fused",
+        nodes=(node,),
+        q=q,
+        k=k,
+        v=v,
+        output=node if is_tensor(node) else _first_result(node),
+        output_token_dim=2,
+        mask=None,
+        is_causal=False,
+    )
+
+
+def _first_result(node: Node) -> Node:
+    firsts = (u for u in node.users if u.target is operator.getitem and u.args[1] == 0)
+    return next(firsts, node)
+
+
+def _decomposed_core(second: Node) -> AttentionCore | None:
+    """softmax(Q K^T) V ending in `second`, or None if this matmul is no attention's second one."""
+    weights, value = matmul_operands(second)
+    scores = [
+        reached
+        for reached in walk_back(weights)
+        if reached.barrier.target in BATCHED_MATMUL and reached.barrier is not weights
+    ]
+    if len(scores) != 1:
+        return None
+    first = scores[0].barrier
+    softmax = between(first, weights)
+    if not is_softmax(softmax):
+        return None
+    query, key_transposed = matmul_operands(first)
+    tokens = len(shape_of(query)) - 2
+    return AttentionCore(
+        form="decomposed",
+        nodes=(first, *softmax, second),
+        q=Operand(query, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
+        k=Operand(key_transposed, head_dim=0, token_dim=tokens + 1, size_dim=tokens),
+        v=Operand(value, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
+        output=second,
+        output_token_dim=tokens,
+        mask=added_mask(first, softmax),
+        is_causal=False,
+    )

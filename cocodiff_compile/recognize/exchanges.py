@@ -1,0 +1,133 @@
+"""The all-to-alls of a graph, and those around one attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from cocodiff_compile.ir.aten import (
+    ALL_TO_ALL,
+    SLICING,
+    WAIT,
+    AllToAll,
+    is_view,
+    parse_all_to_all,
+)
+from cocodiff_compile.ir.parts import rejoined
+from cocodiff_compile.ir.records import Role
+from cocodiff_compile.recognize.attention_cores import AttentionCore, Operand
+from cocodiff_compile.recognize.walk import Reached, are_inputs, walk_back, walk_forward
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """The all-to-alls of a graph, found by their first and by their last node."""
+
+    by_start: Mapping[Node, AllToAll]
+    by_wait: Mapping[Node, AllToAll]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Exchanges:
+        starts = graph.find_nodes(op="call_function", target=ALL_TO_ALL)
+        parsed = [found for start in starts if (found := parse_all_to_all(start)) is not None]
+        return cls({item.start: item for item in parsed}, {item.wait: item for item in parsed})
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Which exchanges an attention is fed by, per role, and which its result goes into."""
+
+    ways_in: Mapping[Role, list[Reached]]
+    ways_out: list[Reached]
+    collectives: Mapping[Role, Node]
+    """Where another collective stands between a role and its exchange: that collective."""
+    behind: tuple[AllToAll, ...]
+    """The exchanges behind those collectives."""
+    from_outside: frozenset[Role]
+    """Roles that nothing in the graph computes but what is light: they are inputs of it."""
+    leaves_graph: bool
+    """Whether the result is an output of the graph."""
+
+    @classmethod
+    def of(cls, core: AttentionCore, exchanges: Exchanges) -> Surroundings:
+        ways_in: dict[Role, list[Reached]] = {}
+        collectives: dict[Role, Node] = {}
+        behind: list[AllToAll] = []
+        from_outside: set[Role] = set()
+        operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
+        for role, operand in operands.items():
+            reached = walk_back(operand.node)
+            if are_inputs(reached):
+                from_outside.add(role)
+            ways_in[role] = [way for way in reached if way.barrier in exchanges.by_wait]
+            for collective in _other_collectives(reached, exchanges):
+                ways = walk_back(collective.all_input_nodes[0])
+                found = [way.barrier for way in ways if way.barrier in exchanges.by_wait]
+                if found:
+                    collectives.setdefault(role, collective)
+                    behind += [exchanges.by_wait[wait] for wait in found]
+        ahead = walk_forward(core.output)
+        return cls(
+            ways_in,
+            [way for way in ahead if way.barrier in exchanges.by_start],
+            collectives,
+            tuple(behind),
+            frozenset(from_outside),
+            any(way.barrier.op == "output" for way in ahead),
+        )
+
+    def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
+        """Every exchange that touches this attention, once, ways in first."""
+        found = [exchanges.by_wait[way.barrier] for ways in self.ways_in.values() for way in ways]
+        found += [exchanges.by_start[way.barrier] for way in self.ways_out]
+        found += self.behind
+        return list({item.start: item for item in found}.values())
+
+
+def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Node]:
+    waits = [
+        way.barrier
+        for way in reached
+        if way.barrier.target is WAIT and way.barrier not in exchanges.by_wait
+    ]
+    return [wait.all_input_nodes[0] for wait in waits]
+
+
+def before_views(node: Node) -> Node:
+    """The tensor that a chain of views and copies ending in `node` shows."""
+    while is_view(node) or rejoined(node) is not None:
+        found = rejoined(node)
+        node = node.all_input_nodes[0] if found is None else found[0]
+    return node
+
+
+def view_path(source: Node, end: Node) -> tuple[Node, ...]:
+    """From `source = before_views(end)` to `end`."""
+    path = [end]
+    while path[-1] is not source:
+        path.append(path[-1].all_input_nodes[0])
+    return tuple(reversed(path))
+
+
+def views_after(wait: Node) -> tuple[Node, ...]:
+    """The chain of views a result runs through; of several readers, the first that is a view."""
+    path = [wait]
+    while ahead := _next_view(path[-1]):
+        path += ahead
+    return tuple(path)
+
+
+def _next_view(node: Node) -> tuple[Node, ...]:
+    """The way to the next view of all of `node`: a reader, or a join of all its parts."""
+    for reader in node.users:
+        if is_view(reader):
+            return (reader,)
+        parts = list(reader.users) if reader.target in SLICING else []
+        for part in parts:
+            for way in ((reader, part), *((reader, part, joined) for joined in part.users)):
+                found = rejoined(way[-1])
+                if found is not None and found[0] is node:
+                    return way
+    return ()

@@ -1,0 +1,128 @@
+"""Exchanges that no attention touches: of something else, or of an attention nobody could see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from torch.fx import Node
+
+from cocodiff_compile.ir import layout
+from cocodiff_compile.ir.aten import BATCHED_MATMUL, MATMUL, AllToAll, is_view, shape_of
+from cocodiff_compile.ir.layout import LayoutUnknown
+from cocodiff_compile.ir.module_path import module_path_of
+from cocodiff_compile.ir.records import Declined
+from cocodiff_compile.recognize.exchanges import Exchanges, before_views, view_path
+from cocodiff_compile.recognize.walk import Reached, are_inputs, trace_root, walk_back, walk_forward
+
+
+def explain_orphans(
+    orphans: Sequence[AllToAll], exchanges: Exchanges
+) -> tuple[list[Declined], list[Node]]:
+    """Of exchanges that touch no attention: those that look like Ulysses all the same, and why it
+    is not taken; and those of something else.
+    """
+    declined: list[Declined] = []
+    explained: set[Node] = set()
+    unclaimed = {item.start for item in orphans}
+    for item in orphans:
+        if item.start in explained:
+            continue  # the way out of an exchange declined before
+        if reason := _orphan_reason(item, exchanges, unclaimed):
+            declined.append(Declined(item.start, reason, module_path_of([item.start])))
+            explained |= {item.start, *_starts_ahead(item, exchanges, BATCHED_MATMUL)}
+    left = [item for item in orphans if item.start not in explained]
+    for item in _alone_at_border(left, exchanges):
+        declined.append(Declined(item.start, _AT_BORDER, module_path_of([item.start])))
+        explained.add(item.start)
+    return declined, [item.start for item in left if item.start not in explained]
+
+
+_AT_BORDER = (
+    "what is exchanged comes from outside of this graph, or leaves it, and nothing in it exchanges "
+    "it back: if an attention is on the other side, a graph break parts them, `fullgraph=True` "
+    "shows where"
+)
+
+
+def _alone_at_border(left: Sequence[AllToAll], exchanges: Exchanges) -> list[AllToAll]:
+    """Those that send inputs of the graph or return outputs of it, and that no other one of `left`
+    belongs to: experts send their tokens back.
+    """
+    starts = {item.start for item in left}
+    ahead = {item.start: _starts_ahead(item, exchanges, MATMUL) & starts for item in left}
+    behind = set().union(*ahead.values())
+    return [
+        item
+        for item in left
+        if not ahead[item.start] and item.start not in behind and _is_at_border(item)
+    ]
+
+
+def _is_at_border(item: AllToAll) -> bool:
+    return are_inputs(walk_back(item.source)) or any(
+        way.barrier.op == "output" for way in walk_forward(item.wait)
+    )
+
+
+def _orphan_reason(item: AllToAll, exchanges: Exchanges, unclaimed: set[Node]) -> str:
+    for way in walk_forward(item.wait):
+        other = exchanges.by_start.get(way.barrier)
+        if other is not None and other.group == item.group:
+            return _between_exchanges(way, other, other.start in unclaimed)
+    if not _may_scatter_heads(item):
+        return ""
+    if any(way.barrier.op == "output" for way in walk_forward(item.wait)):
+        return (
+            "the exchanged tensor leaves the graph before any attention reads it; a graph break "
+            "stands between them, `fullgraph=True` shows where"
+        )
+    if _is_at_border(item):
+        return _AT_BORDER
+    return (
+        "heads are exchanged, but what reads them is no attention this pass knows: a softmax "
+        "between two batched matmuls, or one of torch's attention ops"
+    )
+
+
+def _between_exchanges(way: Reached, other: AllToAll, is_unclaimed: bool) -> str:
+    unknown = [node.target for node in way.path[1:-1] if not is_view(node)]
+    between = ", ".join(map(str, unknown)) or "nothing but views"
+    if not is_unclaimed:
+        return f"the exchanged tensor joins the result of an attention on its way out, by {between}"
+    return (
+        f"between this exchange and the next over group {other.group!r} stands {between}, no "
+        "attention this pass knows; use torch's scaled_dot_product_attention"
+    )
+
+
+def _starts_ahead(
+    item: AllToAll, exchanges: Exchanges, through: Set[object], matmuls: int = 3
+) -> set[Node]:
+    """Exchanges over the same group that the data reach through at most `matmuls` matmuls, all of
+    them ops of `through`.
+    """
+    found: set[Node] = set()
+    begin = [item.wait]
+    for _ in range(matmuls + 1):
+        barriers = [way.barrier for node in begin for way in walk_forward(node)]
+        starts = [exchanges.by_start[node] for node in barriers if node in exchanges.by_start]
+        found |= {start.start for start in starts if start.group == item.group}
+        if found:
+            break
+        begin = [node for node in barriers if node.target in through]
+    return found
+
+
+def _may_scatter_heads(item: AllToAll) -> bool:
+    """Whether an exchange sends columns of a GEMM, as heads are; experts exchange whole rows."""
+    behind = [way for way in walk_back(item.source) if way.barrier.target in MATMUL]
+    path = behind[0].path if behind else view_path(before_views(item.source), item.source)
+    packed = trace_root(path)
+    if packed.stopped_by:
+        return True  # more than rows passed on: norms, rotations
+    try:
+        scattered, _ = layout.exchange(packed.dims, item.num_ranks)
+    except LayoutUnknown:
+        return False
+    columns = len(shape_of(path[0])) - 1
+    return scattered.source == columns if behind else scattered.source > 0

@@ -1,0 +1,70 @@
+"""The GEMMs before a way in and after a way out; which columns of a fused one belong to a leg."""
+
+from __future__ import annotations
+
+import math
+
+from torch.fx import Node
+
+from cocodiff_compile.ir.aten import PROJECTION, bound, is_concatenation, shape_of
+from cocodiff_compile.ir.layout import Size, same
+from cocodiff_compile.ir.records import Projection
+from cocodiff_compile.recognize.walk import Cut, Reached, trace_root, walk_back, walk_forward
+
+
+def projections_before(source: Node, part: Cut | None, batch: Size) -> tuple[Projection, ...]:
+    """GEMMs whose rows make up `source`, or the `part` of it that one role owns."""
+    found: dict[Node, Projection] = {}
+    for begin in _owners(source, part):
+        for reached in walk_back(begin):
+            if reached.barrier.target in PROJECTION and reached.barrier not in found:
+                found[reached.barrier] = _projection(reached, part if begin is source else None)
+    return _without_modulation(tuple(sorted(found.values(), key=lambda item: item.node)), batch)
+
+
+def projections_after(wait: Node) -> tuple[Projection, ...]:
+    """GEMMs that consume the result of a way out."""
+    return tuple(
+        Projection(
+            node=reached.barrier,
+            rows=math.prod(shape_of(reached.barrier)[:-1]),
+            out_features=shape_of(reached.barrier)[-1],
+            columns=None,
+        )
+        for reached in walk_forward(wait)
+        if reached.barrier.target in PROJECTION
+    )
+
+
+def _owners(source: Node, part: Cut | None) -> list[Node]:
+    """The operands of a packing concatenation that `part` covers; `source` itself if it is none."""
+    if part is None or not is_concatenation(source):
+        return [source]
+    tensors = bound(source)["tensors"]
+    dim = bound(source).get("dim", 0) % len(shape_of(source))
+    if dim != part.root_dim:
+        return [source]
+    owners, start = [], 0
+    for tensor in tensors:
+        length = shape_of(tensor)[dim]
+        inside = start >= part.start and start + length <= part.start + part.length
+        if inside:
+            owners.append(tensor)
+        start = start + length
+    return owners or [source]
+
+
+def _projection(reached: Reached, part: Cut | None) -> Projection:
+    shape = shape_of(reached.barrier)
+    last = len(shape) - 1
+    cuts = [cut for cut in trace_root(reached.path).cuts if cut.root_dim == last]
+    if not cuts and part is not None and part.root_dim == last and len(reached.path) == 1:
+        cuts = [part]
+    columns = (cuts[-1].start, cuts[-1].start + cuts[-1].length) if cuts else None
+    return Projection(reached.barrier, math.prod(shape[:-1]), shape[-1], columns)
+
+
+def _without_modulation(found: tuple[Projection, ...], batch: Size) -> tuple[Projection, ...]:
+    """Drops GEMMs with one row per sample beside others with many: they scale, not project."""
+    tokens = tuple(item for item in found if not same(item.rows, batch))
+    return tokens or found

@@ -1,0 +1,108 @@
+"""Why an attention with exchanges around it is no Ulysses, as far as no layout need be followed."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from cocodiff_compile.compat import group_ranks
+from cocodiff_compile.ir.aten import AllToAll, bound, value_of
+from cocodiff_compile.recognize.attention_cores import AttentionCore
+from cocodiff_compile.recognize.exchanges import Surroundings
+
+ROLE_NAMES = {"q": "query", "k": "key", "v": "value", "o": "result"}
+
+GRAPH_BREAK = "if its exchange is there, a graph break parts them, `fullgraph=True` shows where"
+
+OUTSIDE = (
+    "query, key and value of this attention come from outside of this graph: if they are exchanged "
+    "there, a graph break parts them, as torch.distributed.all_to_all with lists makes one; "
+    "`fullgraph=True` shows where"
+)
+
+
+class Refused(Exception):
+    """This attention is no Ulysses we can take; carries the guilty node and the reason."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+def refuse_missing(core: AttentionCore, around: Surroundings) -> None:
+    """Query, key and value come from one all-to-all each, and the result goes into one."""
+    for role, ways in around.ways_in.items():
+        name = ROLE_NAMES[role]
+        if not ways:
+            raise Refused(
+                core.nodes[0],
+                _why_missing(name, around.collectives.get(role), role in around.from_outside),
+            )
+        if len(ways) > 1:
+            names = ", ".join(way.barrier.name for way in ways)
+            raise Refused(
+                ways[1].barrier,
+                f"the {name} is joined from {len(ways)} all-to-alls ({names}); "
+                "join its parts before one exchange",
+            )
+    if not around.ways_out:
+        leaves = f"; it leaves the graph: {GRAPH_BREAK}" if around.leaves_graph else ""
+        raise Refused(
+            core.output,
+            f"the result of this attention is not exchanged back by an all-to-all{leaves}",
+        )
+    if len(around.ways_out) > 1:
+        names = ", ".join(way.barrier.name for way in around.ways_out)
+        raise Refused(
+            around.ways_out[1].barrier,
+            f"the result goes into {len(around.ways_out)} all-to-alls ({names}), one is expected",
+        )
+
+
+def _why_missing(name: str, collective: Node | None, is_from_outside: bool) -> str:
+    if collective is not None:
+        return (
+            f"between an exchange and the {name} of this attention stands {collective.target} "
+            f"over group {bound(collective).get('group_name')!r}; Ulysses together with ring or "
+            "gathered attention is not supported"
+        )
+    if is_from_outside:
+        return (
+            f"the {name} of this attention comes from no all-to-all of this graph, other parts of "
+            f"it do; it comes from outside: {GRAPH_BREAK}"
+        )
+    return (
+        f"the {name} of this attention comes from no all-to-all, other parts of it do; exchange "
+        "query, key and value alike"
+    )
+
+
+def common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
+    """The ranks over which all of them exchange floats in equal blocks."""
+    first = all_to_alls[0]
+    for item in all_to_alls:
+        if item.group != first.group:
+            raise Refused(
+                item.start,
+                f"exchanges run over different groups, {first.group!r} and {item.group!r}",
+            )
+        if not item.has_equal_splits:
+            raise Refused(
+                item.start,
+                f"unequal splits {list(item.input_splits)} -> {list(item.output_splits)}; "
+                "pad tokens and heads so that they divide by the number of ranks",
+            )
+        if not value_of(item.source).dtype.is_floating_point:
+            raise Refused(
+                item.start, f"the exchange carries {value_of(item.source).dtype}, not floats"
+            )
+    ranks = group_ranks(first.group)
+    if ranks is None:
+        raise Refused(first.start, f"process group {first.group!r} is not known to this process")
+    if len(ranks) != first.num_ranks:
+        raise Refused(
+            first.start,
+            f"{first.num_ranks} splits for the {len(ranks)} ranks of group {first.group!r}",
+        )
+    if len(ranks) == 1:
+        raise Refused(first.start, f"group {first.group!r} has one rank: nothing to exchange")
+    return ranks

@@ -1,0 +1,217 @@
+"""Bounded walks over a graph: what is reached from a node before a matmul, an attention or a
+collective stands in the way. Order is breadth-first in graph order, never that of a set or hash.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from cocodiff_compile.ir import layout
+from cocodiff_compile.ir.aten import (
+    WAIT,
+    communicates,
+    is_concatenation,
+    is_heavy,
+    is_number,
+    shape_of,
+    step_layout,
+)
+from cocodiff_compile.ir.layout import RANK, Dims, Factor, LayoutUnknown, Size
+from cocodiff_compile.ir.parts import keep_layout, kept, part_of, rejoin_layout, rejoined
+
+MAX_NODES_PER_WALK = 4096
+"""Keeps recognition linear in the graph: no attention's surroundings are larger than this."""
+
+
+def is_barrier(node: Node) -> bool:
+    """Where a walk ends: heavy compute, communication, and the borders of the graph."""
+    return node.op != "call_function" or is_heavy(node) or node.target is WAIT or communicates(node)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A barrier and the way between it and the node the walk began at, in the order of the data:
+    the barrier stands first after a walk back, last after a walk forward.
+    """
+
+    barrier: Node
+    path: tuple[Node, ...]
+
+
+def walk_back(begin: Node) -> list[Reached]:
+    """Barriers whose data reach `begin`, each by its shortest way. `begin` may be one itself."""
+    came_from = _walk([begin], lambda node: node.all_input_nodes)
+    return [
+        Reached(barrier, tuple(_way_from(barrier, came_from)))
+        for barrier in came_from
+        if is_barrier(barrier)
+    ]
+
+
+def walk_forward(begin: Node) -> list[Reached]:
+    """Barriers that the data of `begin` reach, each by its shortest way; `begin` is passed over."""
+    readers = [reader for reader in begin.users if not is_number(reader)]
+    came_from = _walk(readers, lambda node: node.users)
+    return [
+        Reached(barrier, (begin, *reversed(_way_from(barrier, came_from))))
+        for barrier in came_from
+        if is_barrier(barrier)
+    ]
+
+
+def are_inputs(behind: Iterable[Reached]) -> bool:
+    """Whether a walk back met inputs of the graph only: no matmul, attention or collective."""
+    return all(way.barrier.op in ("placeholder", "get_attr") for way in behind)
+
+
+def between(first: Node, last: Node) -> list[Node]:
+    """Nodes through which the data of the barrier `first` reach `last`, in graph order."""
+    cone = sorted(_walk([last], lambda node: node.all_input_nodes))
+    fed = {first}
+    for node in cone:
+        if not is_barrier(node) and any(before in fed for before in node.all_input_nodes):
+            fed.add(node)
+    return [node for node in cone if node in fed and node is not first]
+
+
+def _walk(begin: list[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, Node | None]:
+    """Every node met, barriers included, with the node it was met from."""
+    came_from: dict[Node, Node | None] = dict.fromkeys(begin)
+    queue = deque(begin)
+    while queue and len(came_from) < MAX_NODES_PER_WALK:
+        node = queue.popleft()
+        if is_barrier(node):
+            continue
+        for neighbour in step(node):
+            if neighbour not in came_from and not is_number(neighbour):
+                came_from[neighbour] = node
+                queue.append(neighbour)
+    return came_from
+
+
+def _way_from(node: Node, came_from: dict[Node, Node | None]) -> list[Node]:
+    """From `node` to where the walk began."""
+    way = [node]
+    while (before := came_from[way[-1]]) is not None:
+        way.append(before)
+    return way
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A slice taken of a root dim on the way, in that dim's units: [start, start + length)."""
+
+    root_dim: int
+    start: Size
+    length: Size
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A step that kept a part of a dim: `factor` is what the layout says of it from there on,
+    `whole` what the dim was in the tensor `node`, whose layout was `dims`.
+    """
+
+    factor: Factor
+    whole: tuple[Factor, ...]
+    node: Node
+    dims: Dims
+
+
+@dataclass(frozen=True)
+class Traced:
+    """How far a layout could be followed along a path, and what was cut out on the way."""
+
+    dims: Dims
+    node: Node
+    cuts: tuple[Cut, ...]
+    narrowed: tuple[Narrowed, ...]
+    stopped_by: str
+
+    def narrowed_in(self, dim: int) -> list[Narrowed]:
+        """The steps that kept a part of what is now in `dim`."""
+        return [step for step in self.narrowed if any(step.factor is f for f in self.dims[dim])]
+
+    def whole(self, dim: int) -> tuple[Factor, ...]:
+        """The factors of a dim, as if nothing of it had been dropped."""
+        factors = self.dims[dim]
+        for step in reversed(self.narrowed):
+            parts = [step.whole if factor is step.factor else (factor,) for factor in factors]
+            factors = tuple(factor for part in parts for factor in part)
+        return factors
+
+
+def trace(dims: Dims, path: tuple[Node, ...]) -> Traced:
+    """Follows a layout from `path[0]`, whose layout is `dims`, as far along `path` as it goes."""
+    cuts: list[Cut] = []
+    narrowed: list[Narrowed] = []
+    place = 0
+    while place + 1 < len(path):
+        before, step = path[place], _length_of_step(path[place : place + 4])
+        node = path[place + step]
+        try:
+            stepped = _step(dims, before, node, step)
+        except LayoutUnknown as unknown:
+            return Traced(dims, before, tuple(cuts), tuple(narrowed), str(unknown))
+        cuts += _cut(dims, node) if step == 1 else []
+        narrowed += _narrowed(dims, stepped, node)
+        dims = stepped
+        place += step
+    return Traced(dims, path[-1], tuple(cuts), tuple(narrowed), "")
+
+
+def _step(dims: Dims, before: Node, node: Node, length: int) -> Dims:
+    if _keeps_part_of(node, before):
+        return keep_layout(dims, node)
+    return rejoin_layout(dims, node) if length > 1 else step_layout(dims, before, node)
+
+
+def _length_of_step(ahead: tuple[Node, ...]) -> int:
+    """Over how many nodes the next step goes: more than one where parts are joined again."""
+    for place, node in enumerate(ahead[2:], start=2):
+        if not is_concatenation(node):
+            continue
+        found = rejoined(node)
+        if (found is not None and found[0] is ahead[0]) or _keeps_part_of(node, ahead[0]):
+            return place
+    return 1
+
+
+def _keeps_part_of(node: Node, whole: Node) -> bool:
+    found = kept(node)
+    return found is not None and found[0] is whole
+
+
+def _narrowed(dims: Dims, stepped: Dims, node: Node) -> list[Narrowed]:
+    part = part_of(node)
+    found = (part.whole, part.dim) if part is not None else kept(node)
+    if found is None or len(dims) != len(stepped):
+        return []
+    whole, dim = found
+    new = stepped[dim]
+    if len(new) != 1 or any(new[0] is factor for factor in dims[dim]):
+        return []
+    return [Narrowed(new[0], dims[dim], whole, dims)]
+
+
+def trace_root(path: tuple[Node, ...]) -> Traced:
+    """Follows the layout of `path[0]`, taken as the root, along `path`."""
+    return trace(layout.root_dims(shape_of(path[0])), path)
+
+
+def _cut(dims: Dims, node: Node) -> list[Cut]:
+    part = part_of(node)
+    if part is None:
+        return []
+    dim, start, length = part.dim, part.start, part.length
+    if len(dims[dim]) != 1 or layout.same(layout.product(dims[dim]), length):
+        return []
+    factor = dims[dim][0]
+    if factor.source == RANK or not layout.is_outermost(dims, factor):
+        return []  # some ranks' rows or a part of every head, say, not a part of the root's columns
+    begin = factor.start + start * factor.stride
+    return [Cut(factor.source, begin, length * factor.stride)]
