@@ -22,21 +22,12 @@ from cocodiff_compile.given_values import (
     shown_keys,
     whole_number,
 )
+from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.presets import PRESETS
 from cocodiff_compile.topology.read_plain_data import why_no_file
 from cocodiff_compile.v_major.options import VMajorOptions
-
-PASS_NAMES = (
-    "recognize-ulysses",
-    "split-projections",
-    "chunk-heads",
-    "chunk-tokens",
-    "select-v-major",
-    "split-tapa-phases",
-    "schedule-v-first",
-)
 
 MAX_CHUNKS = 1024
 """More would make a graph of millions of nodes; 2 to 8 are what pays."""
@@ -60,6 +51,11 @@ class CompileConfig:
     def selective(self) -> VMajorOptions | None:
         """What exchanges may carry less in some steps, if select-v-major runs at all."""
         return None if "select-v-major" in self.disable else self.v_major
+
+    @property
+    def tapa_mode(self) -> Literal["auto", "on", "off"]:
+        """How phases are chosen, if split-tapa-phases runs at all."""
+        return "off" if "split-tapa-phases" in self.disable else self.tapa
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:

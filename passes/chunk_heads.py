@@ -1,7 +1,6 @@
 """chunk-heads: run an attention and its exchanges per group of local heads.
 
-Needs     recognised sites; how many chunks they are to be cut into, or what ops and exchanges cost,
-          the same on every rank.
+Needs     recognised sites; how many chunks each is to be cut into.
 Rewrites  the exchanges of a site, what stands between them and its attention, and the attention:
           once per chunk. A way in sends the chunk's heads of every rank, taken out of what was
           packed; a way out is unpacked per chunk and joined behind that. Chunks stand one after
@@ -24,7 +23,6 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.cut.head_chunks import (
     HeadChunks,
     common_cut,
@@ -33,7 +31,6 @@ from cocodiff_compile.cut.head_chunks import (
 )
 from cocodiff_compile.cut.head_cut import CutUnknown, HeadCut, step_cut
 from cocodiff_compile.cut.joining import is_dense
-from cocodiff_compile.decide.head_chunk_count import choose_chunks
 from cocodiff_compile.ir.aten import (
     bound,
     is_collective,
@@ -41,6 +38,7 @@ from cocodiff_compile.ir.aten import (
     is_number,
     readers_of,
 )
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.layout import divides
 from cocodiff_compile.ir.records import (
     Attention,
@@ -49,42 +47,22 @@ from cocodiff_compile.ir.records import (
     Recognition,
     UlyssesSite,
 )
-from cocodiff_compile.passes.chunk_tokens import token_tasks
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.recognize.exchanges import view_path
 
 _MAX_REGION = 512
-AUTO_COUNTS = (2, 3, 4)
-"""What "auto" tries."""
 
 
 @dataclass(frozen=True)
 class ChunkHeads:
-    """Every site in `chunks` chunks; given costs instead, in as many as are estimated to pay, where
-    tokens will run in one of `token_chunks` chunks, whichever is best.
-    """
+    """`chunks` is the number of chunks of every attention, or one number for each."""
 
-    chunks: int | Costs
-    token_chunks: tuple[int, ...] = (1,)
+    chunks: int | tuple[int, ...]
     name: str = "chunk-heads"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        if isinstance(self.chunks, Costs):
-            return chunk_heads(graph, found, self._cheapest(graph, found, self.chunks))
-        counts = dict.fromkeys(range(len(found.sites)), self.chunks)
-        return chunk_heads(graph, found, counts)
-
-    def _cheapest(self, graph: Graph, found: Recognition, costs: Costs) -> dict[int, int]:
-        """How many chunks are estimated to take least, by site."""
-        allowed = {
-            place: [n for n in AUTO_COUNTS if isinstance(plan_chunks(site, n), ChunkPlan)]
-            for place, site in enumerate(found.sites)
-        }
-        choices = [
-            choose_chunks(tasks, allowed, costs.planned, costs.device.launch_s)
-            for tasks in (token_tasks(graph, found, costs, n) for n in self.token_chunks)
-        ]
-        return min(choices, key=lambda choice: choice.seconds).counts
+        chunks = self.chunks
+        counts = (chunks,) * len(found.sites) if isinstance(chunks, int) else chunks
+        return chunk_heads(graph, found, dict(enumerate(counts)))
 
 
 def chunk_heads(graph: Graph, found: Recognition, counts: Mapping[int, int]) -> PassResult:

@@ -17,13 +17,11 @@ Declines  a site whose tokens cannot be followed from its queries through its wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cost.costs import Costs
-from cocodiff_compile.cost.tasks import Tasks
 from cocodiff_compile.cut.head_cut import CutUnknown
 from cocodiff_compile.cut.row_cut import (
     RowCut,
@@ -39,6 +37,7 @@ from cocodiff_compile.ir.aten import (
     bound,
     parse_fused_attention,
 )
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import (
     Attention,
     Declined,
@@ -48,15 +47,6 @@ from cocodiff_compile.ir.records import (
     Recognition,
     UlyssesSite,
 )
-from cocodiff_compile.ir.sketch import sketched
-from cocodiff_compile.pipeline.graph_pass import PassResult
-from cocodiff_compile.schedule.graph_tasks import graph_tasks
-from cocodiff_compile.schedule.list_schedule import list_schedule
-
-AUTO_COUNT = 2
-"""What "auto" tries: more runs gain little more, and make more kernels."""
-MIN_GAIN = 0.03
-"""What runs must save of the estimated time before they are taken."""
 
 
 def plan_rows(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> RowPlan:
@@ -100,49 +90,21 @@ def _first_cut(query: Node, site: UlyssesSite, count: int) -> RowCut:
 
 @dataclass(frozen=True)
 class ChunkTokens:
-    """The tokens of a rank in `chunks` runs; given costs instead, in `AUTO_COUNT` if that is
-    estimated to pay. `differ` says why a plan would not give the same bits on every rank, if so.
+    """The tokens of a rank in `chunks` chunks, from the attentions at these places of the
+    recognition on; None: from all that can be cut.
     """
 
-    chunks: int | Costs
-    differ: Callable[[RowPlan], str]
+    chunks: int
+    attentions: tuple[int, ...] | None = None
     name: str = "chunk-tokens"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        if isinstance(self.chunks, Costs):
-            return self._if_it_pays(graph, found, self.chunks)
-        plan, declined = plan_runs(graph, found.sites, self.chunks)
-        if reason := self.differ(plan):
-            return PassResult(False, declined=declined, notes=(f"left whole: {reason}",))
+        if self.attentions is None:
+            plan, declined = plan_runs(graph, found.sites, self.chunks)
+        else:
+            sites = [found.sites[place] for place in self.attentions]
+            plan, declined = plan_rows(graph, sites, self.chunks), ()
         return replace(chunk_tokens(graph, found, plan), declined=declined)
-
-    def _if_it_pays(self, graph: Graph, found: Recognition, costs: Costs) -> PassResult:
-        """Nobody asked for runs: a site that cannot be cut is worth a note, no more."""
-        plan, whole = plan_runs(graph, found.sites, AUTO_COUNT)
-        notes = (f"{len(whole)} attentions left whole: {whole[0].reason}",) if whole else ()
-        if reason := self.differ(plan):
-            return PassResult(False, notes=(*notes, f"left whole: {reason}"))
-        if not plan.steps:
-            return PassResult(False, notes=notes)
-        whole_s, cut_s = (_seconds(graph, found, costs, n) for n in (1, AUTO_COUNT))
-        note = f"estimated {whole_s * 1e3:.1f} ms whole, {cut_s * 1e3:.1f} ms in {AUTO_COUNT} runs"
-        if cut_s > (1 - MIN_GAIN) * whole_s:
-            return PassResult(False, notes=(*notes, f"{note}: left whole"))
-        result = chunk_tokens(graph, found, plan)
-        return replace(result, notes=(*notes, *result.notes, note))
-
-
-def _seconds(graph: Graph, found: Recognition, costs: Costs, count: int) -> float:
-    return list_schedule(token_tasks(graph, found, costs, count)).clock.now_s
-
-
-def token_tasks(graph: Graph, found: Recognition, costs: Costs, count: int) -> Tasks:
-    """The tasks of a graph as they would be with tokens in `count` runs."""
-    if count > 1:
-        graph, found = sketched(graph, found)
-        plan, _ = plan_runs(graph, found.sites, count)
-        found = chunk_tokens(graph, found, plan).recognition or found
-    return graph_tasks(graph, found, costs).tasks
 
 
 def chunk_tokens(graph: Graph, found: Recognition, plan: RowPlan) -> PassResult:

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from torch import distributed as dist
 from torch.fx import Graph
 
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.module_path import module_path_of
 from cocodiff_compile.ir.records import Declined, Recognition, UlyssesSite
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.recognize.attention_cores import find_attention_cores
 from cocodiff_compile.recognize.exchanges import Exchanges, Surroundings
 from cocodiff_compile.recognize.independent_work import with_independent_work

@@ -30,7 +30,6 @@ from torch.fx import Graph, Node
 from cocodiff_compile.compat import sort_topologically
 from cocodiff_compile.cut.head_cut import CutUnknown
 from cocodiff_compile.cut.picked_rows import PickPlan, blocks_before
-from cocodiff_compile.decide.coding_worth import CodingWorth
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import (
     WAIT,
@@ -41,6 +40,7 @@ from cocodiff_compile.ir.aten import (
     size_bytes,
     waits_behind,
 )
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.inline import Inliner
 from cocodiff_compile.ir.layout import Size, known
 from cocodiff_compile.ir.records import (
@@ -52,7 +52,6 @@ from cocodiff_compile.ir.records import (
     UlyssesSite,
     with_nodes,
 )
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.v_major.delta_code import FULL, GROUP_MULTIPLE
 from cocodiff_compile.v_major.remembered_exchange import RememberedExchange, new_input
 from cocodiff_compile.v_major.sent_rows import SentRows, Streams, plan_output, streams_of
@@ -75,20 +74,19 @@ class SelectVMajor:
     layers: tuple[float, ...] = ()
     """How much of the share that is left out each attention leaves out; none: all of it."""
     measures_drift: bool = False
-    budget_bytes: float | None = None
-    """What may be remembered; attentions that would save least do without."""
-    worth: CodingWorth | None = None
-    """Tells which attentions gain nothing; None: all are taken to gain."""
+    uncoded: tuple[str, ...] = ()
+    """For each attention the reason why it is left as it is; empty where it is not."""
     name: str = "select-v-major"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         rewriting = _Rewriting(Inliner(graph), self)
-        for place, (site, reason) in enumerate(self._judged(found.sites)):
-            if reason:
+        self.check_layers(found.sites)
+        for place, site in enumerate(found.sites):
+            if reason := self._why_uncoded(place):
                 declined = Declined(site.attention.output, reason, site.module_path)
                 rewriting.declined.append(declined)
             else:
-                remembered = self._remembered(place, site)
+                remembered = self.remembered_of(place, site)
                 rewriting.rewrite(site, remembered, self._omitted(place))
         if self.measures_drift and rewriting.rewritten:
             _emit_drift(graph, rewriting.losses)
@@ -107,58 +105,33 @@ class SelectVMajor:
 
     def rewrites_any(self, found: Recognition) -> bool:
         """Whether it changes a graph at all."""
+        self.check_layers(found.sites)
         return any(
-            not reason
-            and any(_can_remember(item, self._remembered(place, site)) for item in site.exchanged)
-            for place, (site, reason) in enumerate(self._judged(found.sites))
+            not self._why_uncoded(place)
+            and any(_can_remember(item, self.remembered_of(place, site)) for item in site.exchanged)
+            for place, site in enumerate(found.sites)
         )
+
+    def _why_uncoded(self, place: int) -> str:
+        return self.uncoded[place] if self.uncoded else ""
 
     def _omitted(self, place: int) -> float:
         """The share of tokens that an attention does not send."""
         return self.travel.omitted * (self.layers[place] if self.layers else 1.0)
 
-    def _remembered(self, place: int, site: UlyssesSite) -> Remembered:
-        """The same for every kind of step."""
+    def remembered_of(self, place: int, site: UlyssesSite) -> Remembered:
+        """What is remembered of one attention, the same for every kind of step."""
         is_whole = bool(self.layers) and not self.layers[place]
         if is_whole or _why_all_tokens(site):
             return self.remembered.of_all_tokens
         return self.remembered
 
-    def _judged(self, sites: Sequence[UlyssesSite]) -> list[tuple[UlyssesSite, str]]:
-        """With the reason why an attention as a whole is to travel in full. Those that send most
-        remember first.
-        """
+    def check_layers(self, sites: Sequence[UlyssesSite]) -> None:
         if self.layers and len(self.layers) != len(sites):
             raise UserError(
                 f"option 'v_major': 'layers' has {len(self.layers)} numbers, and a graph has "
                 f"{len(sites)} attentions; give one for each"
             )
-        reasons = {place: self._why_no_worth(site) for place, site in enumerate(sites)}
-        sizes = [
-            _memory_bytes(site, self._remembered(place, site)) for place, site in enumerate(sites)
-        ]
-        left = self.budget_bytes
-        for place in sorted(range(len(sites)), key=lambda place: (-sizes[place], place)):
-            if left is None or reasons[place]:
-                continue
-            if sizes[place] > left:
-                room = f"no room in a memory of {self.budget_bytes} bytes: travels in full"
-                reasons[place] = room
-            else:
-                left -= sizes[place]
-        return [(site, reasons[place]) for place, site in enumerate(sites)]
-
-    def _why_no_worth(self, site: UlyssesSite) -> str:
-        return self.worth.why_not(site) if self.worth else ""
-
-
-def _memory_bytes(site: UlyssesSite, remembered: Remembered) -> int:
-    """Of one attention; what it sends, and so what it can save, grows with it."""
-    total = 0
-    for exchange, roles, _ in site.exchanged:
-        copies = sum(remembered.sides_of(roles))
-        total += copies * (known(exchange.size_bytes) or 0)
-    return total
 
 
 class _Rewriting:

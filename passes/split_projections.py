@@ -1,13 +1,12 @@
 """split-projections: give V, Q and K projections of their own where one GEMM makes them together.
 
-Needs     recognised sites; what ops and exchanges cost, the same on every rank.
+Needs     recognised sites.
 Rewrites  a GEMM whose columns are cut into roles, and maybe an MLP, before anything else reads
           them: one GEMM per role, and one per run of other columns. Weights are not copied, each
           GEMM reads its columns of the one there is.
 Keeps     every value: a column of a product does not depend on the others. Bit for bit where the
           library that multiplies computes a column alike whatever stands beside it, as on CPU.
-Declines  nothing. A GEMM that is read as a whole too stays, and so do all if the estimated gain is
-          small: where V cannot start early enough to matter one large GEMM is as good.
+Declines  nothing. A GEMM that is read as a whole too stays.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.ir.aten import (
     RESHAPE,
     SLICING,
@@ -29,44 +27,27 @@ from cocodiff_compile.ir.aten import (
     matmul_operands,
     shape_of,
 )
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.layout import known, same
 from cocodiff_compile.ir.parts import part_of
 from cocodiff_compile.ir.records import Recognition, UlyssesSite
-from cocodiff_compile.ir.sketch import sketched
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.pipeline.graph_pass import PassResult
-from cocodiff_compile.schedule.graph_tasks import graph_tasks
-from cocodiff_compile.schedule.list_schedule import list_schedule
-
-MIN_GAIN = 0.01
-"""What apart projections must save of the estimated time before they are taken."""
 
 _GEMMS = (aten.mm.default, aten.addmm.default)
 
 
 @dataclass(frozen=True)
 class SplitProjections:
-    costs: Costs
+    """The pass; it has no options."""
+
     name: str = "split-projections"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        if not fused_projections(found):
-            return PassResult(changed=False)
-        trial, trial_found = sketched(graph, found)
-        if not split_projections(trial, trial_found):
-            return PassResult(changed=False)
-        trial.eliminate_dead_code()
-        together_s = self._seconds(graph, found)
-        apart_s = self._seconds(trial, recognize(trial))
-        note = f"estimated {together_s * 1e3:.1f} ms as captured, {apart_s * 1e3:.1f} ms apart"
-        if apart_s > (1 - MIN_GAIN) * together_s:
-            return PassResult(False, notes=(f"{note}: left together",))
         number = split_projections(graph, found)
+        if not number:
+            return PassResult(changed=False)
         graph.eliminate_dead_code()
-        return PassResult(True, recognize(graph), notes=(f"{number} fused projections: {note}",))
-
-    def _seconds(self, graph: Graph, found: Recognition) -> float:
-        return list_schedule(graph_tasks(graph, found, self.costs).tasks).clock.now_s
+        return PassResult(True, recognize(graph), notes=(f"{number} fused projections",))
 
 
 def fused_projections(found: Recognition) -> dict[Node, UlyssesSite]:

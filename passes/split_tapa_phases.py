@@ -1,7 +1,7 @@
 """split-tapa-phases: run an exchange in phases along the axes of the machine.
 
 Needs     for every Ulysses group a machine that it fills, with this rank's group for every set of
-          axes that a plan may use.
+          axes that a plan may use; the phases of every exchange.
 Rewrites  each all-to-all of a site whose plan has more than one phase. The first phase starts
           where the exchange started and the last is waited for where the exchange was; what is in
           between stands before the first wait after the start, so that exchanges in flight
@@ -19,17 +19,15 @@ phase turns them into sources (s); m is what one rank sends to one other:
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.cost.phase_plan import PhasePlan, plan_phases
 from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     WAIT,
@@ -42,38 +40,46 @@ from cocodiff_compile.ir.aten import (
     parse_all_to_all,
     waits_behind,
 )
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Exchange, ExchangePhase, Recognition
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.topology.machine import Machine
-from cocodiff_compile.topology.phases import Phases
+from cocodiff_compile.topology.phases import Phases, format_phases
 
 Shape: TypeAlias = "list[int | Node]"
 
 
 @dataclass(frozen=True)
 class SplitTapaPhases:
-    """`machines` holds the machine under each Ulysses group, by the group's name."""
+    """`machines` holds the machine under each Ulysses group, by the group's name; `phases` those of
+    an exchange, by its group and its bytes per rank.
+    """
 
     machines: Mapping[str, Machine]
-    tapa: Literal["auto", "on", "off"]
+    phases: Mapping[tuple[str, int], Phases]
     name: str = "split-tapa-phases"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
-        flat = [item for site in found.sites for item in site.pieces if not item.phases]
-        plan_once = functools.cache(self._plan)
-        plans = [plan_once(item.group, optimization_hint(item.size_bytes)) for item in flat]
+        pieces = flat_pieces(found)
+        plans = [self.phases[exchange_key(item)] for item in pieces]
         phased = [
-            (item, self.machines[item.group], _in_order(item, plan.phases))
-            for item, plan in zip(flat, plans, strict=True)
-            if not plan.is_flat
+            (item, self.machines[item.group], _in_order(item, phases))
+            for item, phases in zip(pieces, plans, strict=True)
+            if len(phases) > 1
         ]
         rewritten = split_exchanges(graph, phased)
-        counts = Counter(map(str, plans))
+        counts = Counter(map(format_phases, plans))
         notes = tuple(f"{number} exchanges: {plan}" for plan, number in counts.items())
         return PassResult(bool(phased), found.with_exchanges(rewritten), notes=notes)
 
-    def _plan(self, group: str, size_bytes: int) -> PhasePlan:
-        return plan_phases(self.machines[group].topology, size_bytes, self.tapa)
+
+def flat_pieces(found: Recognition) -> list[Exchange]:
+    """The exchanges that run in one phase so far, chunk by chunk."""
+    return [item for site in found.sites for item in site.pieces if not item.phases]
+
+
+def exchange_key(exchange: Exchange) -> tuple[str, int]:
+    """The group and the bytes of an exchange, by which its phases are chosen."""
+    return exchange.group, optimization_hint(exchange.size_bytes)
 
 
 def _in_order(exchange: Exchange, phases: Phases) -> Phases:

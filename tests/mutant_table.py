@@ -123,7 +123,7 @@ CUT_RULES = (
         "row_cut.py",
         'if attention.is_causal or bound(node).get("dropout_p"):',
         'if bound(node).get("dropout_p"):',
-        "attention-rows",
+        "tests/test_op_rules.py::test_a_causal_attention_is_not_cut_by_rows",
     ),
     _rule(
         "runs joined between each other",
@@ -137,7 +137,7 @@ CUT_RULES = (
         "row_runs.py",
         "begin, end = max(begin, first) - first, min(end, last) - first",
         "begin, end = max(begin, first) - first, min(end, last)",
-        "slices-rows",
+        "tests/test_op_rules.py::test_a_slice_may_end_inside_a_chunk",
     ),
     _rule(
         "parts joined without regard to memory",

@@ -13,19 +13,17 @@ from torch.fx import Graph, GraphModule
 from cocodiff_compile.compiler.exact_rows import rows_differ
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
-from cocodiff_compile.passes.chunk_tokens import ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.passes.split_projections import split_projections
-from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.machine import Machine
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.captured import INPUT_NAMES, capture_call, fake_ranks
+from tests.decided import in_phases, in_token_chunks, in_v_first_order
 from tests.lockstep import (
     equal_on_every_rank,
     machine,
@@ -51,15 +49,15 @@ def _chunk_heads(graph: Graph, found: Recognition, _on: Machine) -> PassResult:
 
 
 def _chunk_tokens(graph: Graph, found: Recognition, _on: Machine) -> PassResult:
-    return ChunkTokens(2, rows_differ).run(graph, found)
+    return in_token_chunks(2, rows_differ)(graph, found)
 
 
 def _split_phases(graph: Graph, found: Recognition, on: Machine) -> PassResult:
-    return SplitTapaPhases({"0": on}, "on").run(graph, found)
+    return in_phases({"0": on}, "on")(graph, found)
 
 
 def _order(graph: Graph, found: Recognition, on: Machine) -> PassResult:
-    return ScheduleVFirst(Costs(FAST, {"0": on}, "on")).run(graph, found)
+    return in_v_first_order(Costs(FAST, {"0": on}, "on"))(graph, found)
 
 
 def _send_uncompressed(graph: Graph, found: Recognition, _on: Machine) -> PassResult:

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.ir.aten import ALL_GATHER, bound, parse_all_to_all
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Exchange, Recognition, copied
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.select_v_major import SelectVMajor
-from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.v_major.delta_code import AHEAD, FULL
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from tests import decided
 from tests.captured import INPUT_NAMES, capture_call, fake_ranks
 from tests.idioms import IDIOMS
 from tests.lockstep import captured_model, machine, machine_groups, per_rank, run_lockstep
@@ -139,7 +139,7 @@ def idiom(name: str, num_ranks: int = NUM_RANKS) -> Captured:
 
 
 def in_phases(graph: Graph, found: Recognition) -> PassResult:
-    result = SplitTapaPhases({"0": GRID}, "on").run(graph, found)
+    result = decided.in_phases({"0": GRID}, "on")(graph, found)
     assert result.changed
     assert result.recognition is not None
     pieces = [piece for site in result.recognition.sites for piece in site.pieces]

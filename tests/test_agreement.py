@@ -18,9 +18,9 @@ from torch import multiprocessing
 
 from cocodiff_compile.backends import cocodiff as backend
 from cocodiff_compile.cost.phase_plan import plan_phases
+from cocodiff_compile.decide import phases
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.local_ranks import run_local_ranks
-from cocodiff_compile.passes import split_tapa_phases
 from cocodiff_compile.ranks.agreement import heartbeat
 from cocodiff_compile.ranks.agreement.compile_rounds import first_difference
 from tests.hand_written import WIDTH, Block
@@ -60,7 +60,7 @@ def _plans_flat(topology: Any, size_bytes: float, _tapa: str) -> Any:
 
 
 def _with_another_plan() -> str:
-    with mock.patch.object(split_tapa_phases, "plan_phases", _plans_flat):
+    with mock.patch.object(phases, "plan_phases", _plans_flat):
         return _error_of(PHASED)
 
 

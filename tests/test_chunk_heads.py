@@ -14,17 +14,15 @@ from cocodiff_compile.compiler.exact_rows import rows_differ
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import ALL_TO_ALL
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
-from cocodiff_compile.passes.chunk_tokens import ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
-from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.machine import Machine
 from tests.captured import capture_call, fake_ranks
+from tests.decided import in_phases, in_token_chunks, in_v_first_order
 from tests.hand_written import HEADS
 from tests.idioms import IDIOMS, Idiom
 from tests.lockstep import GRIDS, captured_model, equal_on_every_rank, machine, run_both
@@ -133,15 +131,15 @@ def _all_passes(gm: GraphModule, on: Machine, count: int) -> tuple[GraphModule, 
     both, chunked = chunk_all(gm, count)
     assert chunked.recognition is not None
     both.graph.eliminate_dead_code()
-    in_runs = ChunkTokens(2, rows_differ).run(both.graph, chunked.recognition)
+    in_runs = in_token_chunks(2, rows_differ)(both.graph, chunked.recognition)
     assert in_runs.changed
     assert in_runs.recognition is not None
     (group,) = {item.group for site in in_runs.recognition.sites for item in site.pieces}
-    phased = SplitTapaPhases({group: on}, "on").run(both.graph, in_runs.recognition)
+    phased = in_phases({group: on}, "on")(both.graph, in_runs.recognition)
     assert phased.recognition is not None
     both.graph.eliminate_dead_code()
     costs = Costs(FAST, {group: on}, "on")
-    ordered = ScheduleVFirst(costs).run(both.graph, phased.recognition)
+    ordered = in_v_first_order(costs)(both.graph, phased.recognition)
     both.graph.lint()
     assert broken_rule(both.graph) == ""
     assert ordered.changed

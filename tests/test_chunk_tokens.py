@@ -18,15 +18,17 @@ from cocodiff_compile.compiler import exact_rows
 from cocodiff_compile.compiler.exact_rows import rows_differ, rows_differ_on_any
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.cut.row_cut import RowPlan
+from cocodiff_compile.decide.token_chunk_count import token_chunk_tasks
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import ALL_TO_ALL, FUSED_ATTENTION, PROJECTION
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.passes.chunk_heads import chunk_heads
-from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_rows, token_tasks
+from cocodiff_compile.passes.chunk_tokens import plan_rows
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from tests.captured import capture_call, fake_ranks
+from tests.decided import in_token_chunks
 from tests.idioms import IDIOMS, Idiom
 from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both
 
@@ -96,7 +98,7 @@ def _is_long(idiom: Idiom) -> bool:
 
 def chunked(gm: GraphModule, count: int) -> tuple[GraphModule, PassResult]:
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
-    result = ChunkTokens(count, rows_differ).run(ours.graph, recognize(ours.graph))
+    result = in_token_chunks(count, rows_differ)(ours.graph, recognize(ours.graph))
     assert broken_rule(ours.graph) == ""
     return ours, result
 
@@ -290,7 +292,7 @@ def test_runs_are_made_where_they_are_estimated_to_pay(device: Device, is_cut: b
         gm, _ = _flux()
         found = recognize(gm.graph)
         costs = Costs(device, {found.sites[0].q.exchange.group: on}, "off")
-        result = ChunkTokens(costs, rows_differ).run(gm.graph, found)
+        result = in_token_chunks(costs, rows_differ)(gm.graph, found)
     assert result.changed == is_cut
     assert "estimated" in result.notes[-1]
 
@@ -306,9 +308,9 @@ def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
         counts = dict.fromkeys(range(len(found.sites)), head_chunks)
         found = chunk_heads(gm.graph, found, counts).recognition or found
         before = str(gm.graph)
-        estimated = token_tasks(gm.graph, found, costs, 2)
+        estimated = token_chunk_tasks(gm.graph, found, costs, 2)
         assert str(gm.graph) == before
-        result = ChunkTokens(2, lambda _: "").run(gm.graph, found)
+        result = in_token_chunks(2)(gm.graph, found)
     assert result.changed
     assert result.recognition is not None
     assert estimated == graph_tasks(gm.graph, result.recognition, costs).tasks

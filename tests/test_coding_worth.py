@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.decide.coded_attentions import choose_uncoded
 from cocodiff_compile.decide.coding_worth import CodingWorth
 from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.passes.select_v_major import SelectVMajor
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.topology.machine import sketch_machine
 from cocodiff_compile.v_major.delta_code import FULL
@@ -32,12 +33,10 @@ def worth(bytes_per_s: float, group: str = "0", usual: Travel = CODED) -> Coding
     return CodingWorth(Costs(device, {group: sketch_machine(topology)}, "off"), usual)
 
 
-def select(found: CodingWorth, budget_bytes: float | None = None) -> SelectVMajor:
-    return SelectVMajor(CODED, Remembered.for_all([CODED]), budget_bytes=budget_bytes, worth=found)
-
-
-def run(base: Captured, how: SelectVMajor) -> PassResult:
+def run(base: Captured, worth: CodingWorth, budget_bytes: float | None = None) -> PassResult:
     own = base.copy()
+    how = SelectVMajor(CODED, Remembered.for_all([CODED]))
+    how = replace(how, uncoded=choose_uncoded(how, own.found, budget_bytes, worth))
     with fake_ranks(NUM_RANKS):
         result = how.run(own.graph, own.found)
         assert result.changed == how.rewrites_any(base.found)
@@ -50,7 +49,7 @@ def test_an_attention_is_coded_where_the_links_are_slower_than_coding(
     name: str, factor: float, pays: bool
 ) -> None:
     base = small_model(name, 8)
-    result = run(base, select(worth(factor * BREAK_EVEN_BYTES_PER_S)))
+    result = run(base, worth(factor * BREAK_EVEN_BYTES_PER_S))
     assert result.changed == pays
     if not pays:
         assert len(result.declined) == len(base.found.sites)
@@ -83,10 +82,10 @@ def test_what_gains_nothing_takes_no_room() -> None:
     """With a memory for one attention, one that gains takes it."""
     base = small_model("flux", 8)
     gaining = worth(0.8 * BREAK_EVEN_BYTES_PER_S)
-    whole = run(base, select(gaining)).declined
+    whole = run(base, gaining).declined
     assert whole == ()
     sizes = [sum(int(item.size_bytes) for item in site.exchanges) for site in base.found.sites]
-    result = run(base, select(gaining, budget_bytes=2 * max(sizes)))
+    result = run(base, gaining, budget_bytes=2 * max(sizes))
     assert [item.reason[:7] for item in result.declined] == ["no room"] * (len(sizes) - 1)
-    nothing = run(base, select(worth(1e15), budget_bytes=2 * max(sizes)))
+    nothing = run(base, worth(1e15), budget_bytes=2 * max(sizes))
     assert all("would take" in item.reason for item in nothing.declined)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from cocodiff_compile.config import PASS_NAMES, CompileConfig
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.say_once import forget_what_was_said
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.v_major.options import VMajorOptions

@@ -14,11 +14,11 @@ from torch.fx import Graph, GraphModule
 
 import cocodiff_compile
 from cocodiff_compile.ir.aten import emit
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.pipeline.graph_pass import PassResult
-from cocodiff_compile.pipeline.run_passes import Pipeline
+from cocodiff_compile.pipeline.run_passes import Pipeline, Stage
 from cocodiff_compile.report.dumps import FolderDump
 from tests.captured import capture, fake_ranks
 from tests.test_backend import WIDTH, Block
@@ -121,7 +121,7 @@ def test_a_diff_shows_what_a_pass_changed(tmp_path: Path) -> None:
     with fake_ranks(2):
         (gm,) = capture(Block().eval(), _x())
         dump = FolderDump(tmp_path / "graph", rank=0, graph_index=0)
-        Pipeline((_NegateTheResult(),), (dump,)).run(GraphModule(gm, gm.graph))
+        Pipeline((Stage.of(_NegateTheResult()),), (dump,)).run(GraphModule(gm, gm.graph))
     diff = (tmp_path / "graph" / "01_negate-the-result.diff").read_text()
     added = [line for line in diff.splitlines() if line.startswith("+ ")]
     assert any("aten.neg.default" in line for line in added)

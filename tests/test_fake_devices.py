@@ -23,7 +23,7 @@ from cocodiff_compile.backends.eager import run_as_it_stands
 from cocodiff_compile.compat import FakeTensorMode
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.compiler.generated_order import graph_kinds
-from cocodiff_compile.config import PASS_NAMES, CompileConfig
+from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.ir.aten import (
     FUSED_ATTENTION,
@@ -34,6 +34,7 @@ from cocodiff_compile.ir.aten import (
 )
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from tests.absent_devices import load_stand_in
 from tests.captured import fake_ranks
@@ -112,7 +113,7 @@ def behind_passes(
         return run_as_it_stands(gm, example_inputs, **more)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, example_inputs, config, keep, live=False, device=CPU.guess)
+        return compile_graph(gm, example_inputs, config, keep, dry_run=True, device=CPU.guess)
 
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder:

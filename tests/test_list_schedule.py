@@ -11,6 +11,7 @@ from cocodiff_compile.cost.clock import run_in_order
 from cocodiff_compile.cost.costs import ExchangeCost
 from cocodiff_compile.cost.tasks import Task, Tasks, captured_order
 from cocodiff_compile.decide.head_chunk_count import choose_chunks, in_chunks
+from cocodiff_compile.decide.limits import Limits
 from cocodiff_compile.schedule.estimate import estimate_schedule
 from cocodiff_compile.schedule.list_schedule import list_schedule
 
@@ -194,12 +195,13 @@ def _totals(tasks: Tasks) -> tuple[float, float]:
     return computed_s, sum(task.exchange_s for task in tasks)
 
 
+GAIN = Limits().head_chunk_gain
 ALLOWED = dict.fromkeys(range(4), (2, 4))
 
 
 def test_chunks_are_taken_where_exchanges_are_exposed() -> None:
     choice = choose_chunks(
-        model(exchange_ms=8), ALLOWED, lambda _group, size: linear_cost(size * 8e-6), LAUNCH_S
+        model(exchange_ms=8), ALLOWED, lambda _group, size: linear_cost(size * 8e-6), LAUNCH_S, GAIN
     )
     assert set(choice.counts.values()) <= {2, 4}
     assert min(choice.estimates_s[2], choice.estimates_s[4]) < choice.estimates_s[1]
@@ -212,25 +214,22 @@ def test_chunks_are_left_where_they_do_not_pay(exchange_ms: float, latency_ms: f
     def cost(_group: str, size: int) -> ExchangeCost:
         return linear_cost(max(latency_ms * MS, size / 1000 * exchange_ms * MS))
 
-    choice = choose_chunks(model(exchange_ms), ALLOWED, cost, LAUNCH_S)
+    choice = choose_chunks(model(exchange_ms), ALLOWED, cost, LAUNCH_S, GAIN)
     assert set(choice.counts.values()) == {1}
 
 
-def test_more_chunks_must_save_enough_over_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_chunks_must_save_enough_over_fewer() -> None:
     """They make more code, and cost more than an estimate knows."""
-    from cocodiff_compile.decide import head_chunk_count as chunked_tasks  # noqa: PLC0415
-
     tasks = model(exchange_ms=8)
 
     def cost(_group: str, size: int) -> ExchangeCost:
         return linear_cost(size * 8e-6)
 
-    estimates = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S).estimates_s
+    estimates = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S, GAIN).estimates_s
     saved = 1 - estimates[4] / estimates[2]
     assert saved > 0
     for least, chosen in ((0.9 * saved, 4), (1.1 * saved, 2)):
-        monkeypatch.setattr(chunked_tasks, "MIN_GAIN", least)
-        choice = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S)
+        choice = choose_chunks(tasks, ALLOWED, cost, LAUNCH_S, least)
         assert set(choice.counts.values()) == {chosen}
         assert choice.seconds == choice.estimates_s[chosen]
 
@@ -244,7 +243,7 @@ def test_every_chunk_pays_for_the_start_of_its_exchanges() -> None:
 def test_a_site_is_never_cut_into_more_than_it_allows() -> None:
     allowed: dict[int, Sequence[int]] = {0: (), 1: (2,), 2: (2, 4), 3: (3,)}
     choice = choose_chunks(
-        model(exchange_ms=8), allowed, lambda _group, size: linear_cost(size * 8e-6), LAUNCH_S
+        model(exchange_ms=8), allowed, lambda _group, size: linear_cost(size * 8e-6), LAUNCH_S, GAIN
     )
     assert choice.counts[0] == 1
     assert all(count == 1 or count in allowed[site] for site, count in choice.counts.items())

@@ -16,13 +16,14 @@ from torch.nn import functional as F
 
 from cocodiff_compile.compiler import exact_rows
 from cocodiff_compile.compiler.exact_rows import rows_differ
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
-from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_runs
+from cocodiff_compile.passes.chunk_tokens import plan_runs
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.split_projections import split_projections
-from cocodiff_compile.pipeline.graph_pass import PassResult
 from tests import hand_written as hw
 from tests.captured import capture_call, fake_ranks
+from tests.decided import in_token_chunks
 from tests.lockstep import equal_on_every_rank, machine, run_both
 
 RANKS = 2
@@ -99,7 +100,7 @@ def test_what_multiplies_joined_tokens_gives_the_same_bits(view: View) -> None:
     model = ReadWhole(view).eval()
     with fake_ranks(RANKS):
         gm, values = capture_call(model, torch.randn(2, 40, hw.WIDTH))
-        ours, result = _rewritten(gm, ChunkTokens(2, rows_differ).run)
+        ours, result = _rewritten(gm, in_token_chunks(2, rows_differ))
     assert result.changed
     assert equal_on_every_rank(*run_both(ours, gm, values, machine(RANKS)))
     if view is _gram:

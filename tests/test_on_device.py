@@ -67,7 +67,7 @@ def test_inductors_code_keeps_the_order_of_the_graph(kind: str, tmp_path: Path) 
         return compile_fx_inner(gm, *args, **kwargs)
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, inputs, config, keep, live=False, device=CPU.guess)
+        return compile_graph(gm, inputs, config, keep, dry_run=True, device=CPU.guess)
 
     torch._dynamo.reset()
     options = {"topology": slow_links(tmp_path / "slow.json"), "head_chunks": 1, "token_chunks": 1}

@@ -275,6 +275,30 @@ def test_a_broadcast_matrix_holds_no_batch() -> None:
         common_cut(built.nodes[0], {matrix: cut, left: cut, right: cut}, 2)
 
 
+def test_a_causal_attention_is_not_cut_by_rows() -> None:
+    """Which keys a query sees depends on its place among all queries."""
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    for is_causal in (False, True):
+        built = _built(op, q, k, v, 0.0, is_causal)
+        reads = {next(iter(built.inputs)): RowCut(2, 1, (2, 2))}
+        if not is_causal:
+            assert step_rows(built.nodes[0], reads, frozenset()).cut == RowCut(2, 1, (2, 2))
+            continue
+        with pytest.raises(CutUnknown, match="causal"):
+            step_rows(built.nodes[0], reads, frozenset())
+
+
+def test_a_slice_may_end_inside_a_chunk() -> None:
+    built = _built(aten.slice.Tensor, torch.randn(8, 3), 0, 1, 6)
+    (node,) = built.inputs
+    cut = RowCut(0, 1, (4, 4))
+    steps = {node: RowStep(cut, ())}
+    steps[built.nodes[0]] = step_rows(built.nodes[0], {node: cut}, frozenset())
+    assert steps[built.nodes[0]].cut == RowCut(0, 1, (3, 2))
+    built.compare(_Runs(built.graph, RowPlan(steps, 2, {})).emit({node: cut}, built.nodes))
+
+
 def test_an_op_that_is_in_no_table_is_refused() -> None:
     for op in (aten.cumsum.default, aten.flip.default, aten.equal.default, aten.rrelu.default):
         assert op not in TABLED

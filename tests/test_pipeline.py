@@ -14,10 +14,16 @@ from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT, emit
+from cocodiff_compile.ir.graph_pass import GraphPass, PassResult
 from cocodiff_compile.ir.records import Declined, Recognition
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
-from cocodiff_compile.pipeline.graph_pass import PassResult
-from cocodiff_compile.pipeline.run_passes import PassRecord, Pipeline, PipelineReport, broken_rule
+from cocodiff_compile.pipeline.run_passes import (
+    PassRecord,
+    Pipeline,
+    PipelineReport,
+    Stage,
+    broken_rule,
+)
 from tests.captured import capture, fake_ranks
 from tests.hand_written import WIDTH, Block
 
@@ -97,6 +103,12 @@ def _insert_dead_code(graph: Graph) -> None:
         emit(graph, aten.sigmoid.default, last, like=last)
 
 
+def run_passes(
+    gm: GraphModule, *passes: GraphPass, observers: tuple[Watcher, ...] = ()
+) -> PipelineReport:
+    return Pipeline(tuple(map(Stage.of, passes)), observers).run(gm)
+
+
 def _nothing(_graph: Graph) -> None:
     return None
 
@@ -116,9 +128,9 @@ def test_pass_that_breaks_a_rule_is_named(
     gm: GraphModule, name: str, edit: Callable[[Graph], None], words: str
 ) -> None:
     later = Watcher()
-    pipeline = Pipeline((Edit("good", _insert_relu), Edit(name, edit), Edit("after", _nothing)))
+    passes = (Edit("good", _insert_relu), Edit(name, edit), Edit("after", _nothing))
     with pytest.raises(InvariantError, match=f"(?s)pass '{name}' broke the graph: .*{words}"):
-        Pipeline(pipeline.passes, (later,)).run(gm)
+        run_passes(gm, *passes, observers=(later,))
     assert [name for name, _ in later.seen] == ["captured", "good"]
 
 
@@ -127,7 +139,7 @@ def test_pass_that_hides_its_change_is_caught_too(
     gm: GraphModule, name: str, edit: Callable[[Graph], None], words: str
 ) -> None:
     with pytest.raises(InvariantError, match=f"(?s)pass '{name}' broke the graph: .*{words}"):
-        Pipeline((Edit(name, edit, changed=False),)).run(gm)
+        run_passes(gm, Edit(name, edit, changed=False))
 
 
 @every_break
@@ -137,7 +149,7 @@ def test_graph_that_comes_in_broken_is_refused_and_untouched(
     edit(gm.graph)
     before = str(gm.graph)
     watcher = Watcher()
-    report = Pipeline((Edit(name, _insert_relu), RecognizeUlysses()), (watcher,)).run(gm)
+    report = run_passes(gm, Edit(name, _insert_relu), RecognizeUlysses(), observers=(watcher,))
     assert report.refused
     assert words.rsplit(".*", maxsplit=1)[-1] in report.refused
     assert (report.passes, report.declined, report.recognition.sites) == ((), (), ())
@@ -149,7 +161,7 @@ def test_observers_see_the_captured_graph_and_each_pass_in_order(gm: GraphModule
     watcher, other = Watcher(), Watcher()
     code = gm.code
     passes = (RecognizeUlysses(), Edit("first", _insert_relu), Edit("second", _nothing, False))
-    report = Pipeline(passes, (watcher, other)).run(gm)
+    report = run_passes(gm, *passes, observers=(watcher, other))
     assert [name for name, _ in watcher.seen] == [
         "captured",
         "recognize-ulysses",
@@ -166,27 +178,27 @@ def test_observers_see_the_captured_graph_and_each_pass_in_order(gm: GraphModule
 
 def test_dead_code_is_dropped_after_a_changing_pass(gm: GraphModule) -> None:
     before = gm.code
-    Pipeline((Edit("insert-dead-code", _insert_dead_code),)).run(gm)
+    run_passes(gm, Edit("insert-dead-code", _insert_dead_code))
     assert gm.code == before
     assert not gm.graph.find_nodes(op="call_function", target=aten.sigmoid.default)
 
 
 def test_dead_code_elimination_keeps_collectives(gm: GraphModule) -> None:
-    Pipeline((Edit("insert-relu", _insert_relu),)).run(gm)
+    run_passes(gm, Edit("insert-relu", _insert_relu))
     assert len(gm.graph.find_nodes(op="call_function", target=ALL_TO_ALL)) == 4
     assert len(gm.graph.find_nodes(op="call_function", target=WAIT)) == 4
 
 
 def test_recognition_changes_nothing(gm: GraphModule) -> None:
     code, graph = gm.code, str(gm.graph)
-    report = Pipeline((RecognizeUlysses(), RecognizeUlysses())).run(gm)
+    report = run_passes(gm, RecognizeUlysses(), RecognizeUlysses())
     assert (gm.code, str(gm.graph)) == (code, graph)
     assert not any(record.result.changed for record in report.passes)
     assert len(report.recognition.sites) == 1
 
 
 def test_changed_graph_is_recompiled(gm: GraphModule) -> None:
-    Pipeline((Edit("insert-relu", _insert_relu),)).run(gm)
+    run_passes(gm, Edit("insert-relu", _insert_relu))
     placeholders = gm.graph.find_nodes(op="placeholder")
     inputs = [torch.randn(*node.meta["val"].shape) for node in placeholders]
     (result,) = gm(*inputs)
@@ -195,7 +207,7 @@ def test_changed_graph_is_recompiled(gm: GraphModule) -> None:
 
 
 def test_report_without_recognition_is_empty(gm: GraphModule) -> None:
-    report = Pipeline(()).run(gm)
+    report = run_passes(gm)
     assert (report.passes, report.refused, report.declined) == ((), "", ())
     assert report.recognition.sites == ()
 
@@ -214,7 +226,7 @@ def test_report_holds_the_last_recognition_and_the_declines_of_all_passes(gm: Gr
 
 
 def test_an_earlier_recognition_is_let_go(gm: GraphModule) -> None:
-    report = Pipeline((RecognizeUlysses(), RecognizeUlysses())).run(gm)
+    report = run_passes(gm, RecognizeUlysses(), RecognizeUlysses())
     first, second = report.passes
     assert first.result.recognition is None
     assert report.recognition is second.result.recognition

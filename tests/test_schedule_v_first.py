@@ -19,18 +19,20 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
 
 from cocodiff_compile.compat import compile_fx_inner
+from cocodiff_compile.compiler import compile_graph as compile_module
 from cocodiff_compile.compiler import pin_order
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.compiler.explain import explain
 from cocodiff_compile.compiler.generated_order import code_kinds, graph_kinds, keeps_order
+from cocodiff_compile.compiler.stages import Deciding
 from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.decide.limits import Limits
 from cocodiff_compile.devices.choose import DEVICE_BACKENDS
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.ir.aten import MATMUL
 from cocodiff_compile.ir.records import Leg, UlyssesSite
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.passes import schedule_v_first
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.schedule.peak_memory import peak_bytes
 from tests.captured import fake_ranks
@@ -95,7 +97,7 @@ def generated(name: str, chunks: int, runs: int) -> Generated:
         parallelize(model)
 
         def backend(gm: GraphModule, example_inputs: Sequence[object]) -> object:
-            return compile_graph(gm, example_inputs, config, keep, live=False)
+            return compile_graph(gm, example_inputs, config, keep, dry_run=True)
 
         with torch.no_grad(), collect_reports() as reports:
             compiled = torch.compile(model, backend=backend, fullgraph=True)
@@ -244,7 +246,8 @@ def test_an_order_that_takes_too_much_memory_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"topology": slow_links(tmp_path / "slow.json"), "head_chunks": 1}
-    monkeypatch.setattr(schedule_v_first, "MAX_MEMORY", 0.1)
+    little = functools.partial(Deciding, limits=Limits(order_memory=0.1))
+    monkeypatch.setattr(compile_module, "Deciding", little)
     torch._dynamo.reset()
     with fake_ranks(2):
         explanation = explain(Block().eval(), torch.ones(1, 64, WIDTH), options=options)

@@ -8,10 +8,10 @@ import pytest
 from torch.fx import Graph
 
 from cocodiff_compile.ir.aten import FUSED_ATTENTION
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.select_v_major import SelectVMajor
-from cocodiff_compile.pipeline.graph_pass import PassResult
-from cocodiff_compile.schedule.graph_tasks import is_anchor, is_write_back, reorder
+from cocodiff_compile.schedule.graph_tasks import is_anchor, is_write_back, node_order, reorder
 from cocodiff_compile.v_major.delta_code import FULL
 from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 from tests.captured import fake_ranks
@@ -83,7 +83,7 @@ def _in_order_of_tasks(graph: Graph, found: Recognition) -> PassResult:
     """As a schedule leaves it: light nodes where they are needed, copies early."""
     graph.eliminate_dead_code()
     anchors = [node for node in graph.nodes if is_anchor(node)]
-    reorder(graph, anchors, tuple(range(len(anchors))))
+    reorder(graph, node_order(graph, anchors, range(len(anchors))))
     return PassResult(True, found)
 
 

@@ -16,7 +16,6 @@ from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.split_projections import (
-    SplitProjections,
     fused_projections,
     split_projections,
 )
@@ -24,6 +23,7 @@ from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.topology.machine import sketch_machine
 from tests.captured import capture_call, fake_ranks
+from tests.decided import unfused
 from tests.idioms import IDIOMS
 from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both
 
@@ -107,7 +107,7 @@ def test_projections_are_split_where_an_early_start_pays(
     with fake_ranks(6):
         gm, *_ = captured_model("flux2")
         before = str(gm.graph)
-        result = SplitProjections(_costs(bytes_per_s)).run(gm.graph, recognize(gm.graph))
+        result = unfused(_costs(bytes_per_s))(gm.graph, recognize(gm.graph))
     assert result.changed is expected
     assert (str(gm.graph) != before) is expected
 
@@ -120,7 +120,7 @@ def test_a_model_without_fused_projections_is_left_to_the_letter() -> None:
         parallelize(model)
         gm, _ = capture_call(model, **inputs)
         before = str(gm.graph)
-        result = SplitProjections(_costs(1e6)).run(gm.graph, recognize(gm.graph))
+        result = unfused(_costs(1e6))(gm.graph, recognize(gm.graph))
     assert not result.changed
     assert str(gm.graph) == before
     assert aten.addmm.default in {node.target for node in gm.graph.nodes}

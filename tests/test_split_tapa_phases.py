@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from cocodiff_compile.compiler.explain import explain
 from cocodiff_compile.cost.exchanges import messages_per_exchange, traffic
 from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT, aten, bound, size_bytes
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.lab.one_exchange import (
     FLAT,
     exchange_graph,
@@ -27,14 +28,14 @@ from cocodiff_compile.lab.one_exchange import (
     split_only_exchange,
 )
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases, split_exchanges
-from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.passes.split_tapa_phases import split_exchanges
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.topology.machine import Machine, sketch_machine
 from cocodiff_compile.topology.phases import Phases, all_phases
 from cocodiff_compile.topology.presets import aurora
 from tests.captured import capture_call, fake_ranks
+from tests.decided import in_phases
 from tests.hand_written import (
     DIFFUSERS,
     HEAD_FIRST,
@@ -153,7 +154,7 @@ def split_all(gm: GraphModule, on: Machine) -> tuple[GraphModule, PassResult]:
     phased = GraphModule(gm, copy.deepcopy(gm.graph))
     found = recognize(phased.graph)
     (group,) = {item.group for site in found.sites for item in site.exchanges}
-    result = SplitTapaPhases({group: on}, "on").run(phased.graph, found)
+    result = in_phases({group: on}, "on")(phased.graph, found)
     phased.graph.lint()
     assert broken_rule(phased.graph) == ""
     return phased, result
@@ -198,7 +199,7 @@ def _block_graph(layout: Layout = DIFFUSERS) -> GraphModule:
 
 
 def _run(gm: GraphModule, on: Machine, tapa: Literal["auto", "on", "off"]) -> PassResult:
-    return SplitTapaPhases({"0": on}, tapa).run(gm.graph, recognize(gm.graph))
+    return in_phases({"0": on}, tapa)(gm.graph, recognize(gm.graph))
 
 
 def test_off_leaves_the_graph_to_the_letter() -> None:
@@ -217,7 +218,7 @@ def test_a_second_run_changes_nothing() -> None:
         first = _run(gm, machine(2, 3), "on")
         text = str(gm.graph)
         assert first.recognition is not None
-        again = SplitTapaPhases({"0": machine(2, 3)}, "on").run(gm.graph, first.recognition)
+        again = in_phases({"0": machine(2, 3)}, "on")(gm.graph, first.recognition)
     assert first.changed
     assert not again.changed
     assert str(gm.graph) == text

@@ -12,7 +12,7 @@ import torch
 import cocodiff_compile
 from cocodiff_compile.compat import inductor_folder
 from cocodiff_compile.compiler.code_folder import VARIABLE, ensure_code_folder
-from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.report.dumps import FolderDump
 from tests.captured import fake_ranks
 from tests.test_backend import WIDTH, Block

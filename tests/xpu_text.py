@@ -67,7 +67,7 @@ def write_text(topology: str) -> dict[str, Any]:
         raise _WrittenError
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, inputs, config, keep, live=False, device=CPU.guess)
+        return compile_graph(gm, inputs, config, keep, dry_run=True, device=CPU.guess)
 
     config = CompileConfig.from_options({"topology": topology, "head_chunks": 2})
     mode = FakeTensorMode(allow_non_fake_inputs=True)

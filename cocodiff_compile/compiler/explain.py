@@ -79,7 +79,7 @@ def explain(
     config = CompileConfig.from_options(options)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, example_inputs, config, _stand_in, live=False)
+        return compile_graph(gm, example_inputs, config, _stand_in, dry_run=True)
 
     with collect_reports() as reports, torch.no_grad():
         compiled = torch.compile(  # type: ignore[call-overload]

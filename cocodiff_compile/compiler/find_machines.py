@@ -23,31 +23,31 @@ _found: PerWorld[dict[tuple[int, ...], Topology]] = PerWorld(dict)
 """What `auto` found under a group of ranks: one that compiles again, alone, must not ask."""
 
 
-def find_machines(found: Recognition, source: str | Topology, live: bool) -> dict[str, Machine]:
-    """By the name of the group. On a live group all ranks call this at the same time; a rank that
-    only looks sees a measured machine once a live compile has measured it.
+def find_machines(found: Recognition, source: str | Topology, dry_run: bool) -> dict[str, Machine]:
+    """By the name of the group. On a live group all ranks call this at the same time; a dry
+    run sees a measured machine once a live compile has measured it.
     """
     groups = {item.group: item for site in found.sites for item in site.exchanges}
-    return {name: _machine(exchange, source, live) for name, exchange in groups.items()}
+    return {name: _machine(exchange, source, dry_run) for name, exchange in groups.items()}
 
 
-def _machine(exchange: Exchange, source: str | Topology, live: bool) -> Machine:
+def _machine(exchange: Exchange, source: str | Topology, dry_run: bool) -> Machine:
     if isinstance(source, Topology):
         topology = source.for_ranks(exchange.num_ranks)
     elif source == "auto":
-        topology = _auto(exchange, live)
+        topology = _auto(exchange, dry_run)
     else:
         topology = PRESETS[source](exchange.num_ranks)
-    if not live:
+    if dry_run:
         return sketch_machine(topology)
     with outside_the_compiler(), watched(exchange.ranks):
         return make_machine(exchange.ranks, topology)
 
 
-def _auto(exchange: Exchange, live: bool) -> Topology:
+def _auto(exchange: Exchange, dry_run: bool) -> Topology:
     known = _found.get()
     if exchange.ranks not in known:
-        if not (live and ranks_are_real()):
+        if dry_run or not ranks_are_real():
             return detect([RankPlace("")] * exchange.num_ranks).topology
         with outside_the_compiler(), watched(exchange.ranks):
             device = value_of(exchange.start).device

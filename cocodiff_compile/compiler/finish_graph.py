@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.compat import inductor_settings
+from cocodiff_compile.compiler.compilation import Compilation
 from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked
 from cocodiff_compile.compiler.pin_order import pinned
+from cocodiff_compile.compiler.stages import ORDER, Deciding, stages
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.pipeline.graph_pass import GraphPass
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph
@@ -25,8 +27,6 @@ from cocodiff_compile.report.dumps import FolderDump, TraceDump
 from cocodiff_compile.say_once import say_once
 
 log = logging.getLogger(__name__)
-
-InnerCompile = Callable[..., Any]
 
 _graph_numbers = itertools.count()
 
@@ -40,15 +40,10 @@ _LOST_ORDER = (
 class FinishGraph:
     """From a graph whose attentions are cut to code."""
 
-    config: CompileConfig
-    generate: InnerCompile
-    live: bool
-    passes: tuple[GraphPass, ...]
-    inductor_options: Mapping[str, Any]
-    patches: Mapping[str, Any]
-    """Inductor's settings of the compile, for what is compiled of the graph later."""
-    handing_off: Mapping[str, Any]
-    """Its settings while it makes code of what the passes left."""
+    compilation: Compilation
+    deciding: Deciding
+    codegen_settings: Mapping[str, Any]
+    """Inductor's settings while it makes code of what the passes left."""
 
     def run(
         self,
@@ -58,21 +53,23 @@ class FinishGraph:
         dumps: Dumps,
         rounds: GraphRounds,
     ) -> Any:
-        report = Pipeline(self.passes, dumps.observers).run(gm, report)
-        _publish(gm.graph, report, self.config, dumps, self.live)
+        ordering = stages(ORDER, self.deciding) if report.recognition.sites else ()
+        report = Pipeline(ordering, dumps.observers).run(gm, report)
+        _publish(gm.graph, report, self.compilation, dumps)
         rounds.compare_planned(gm.graph, report.recognition)
         plans = rounds.plans(gm.graph, report.recognition)
-        with inductor_settings(self.handing_off):
+        with inductor_settings(self.codegen_settings):
             return checked(self._generate(gm, example_inputs, report), plans)
 
     def _generate(
         self, gm: GraphModule, example_inputs: Sequence[Any], report: PipelineReport
     ) -> Any:
+        generate = functools.partial(self.compilation.generate, **self.compilation.inductor_options)
         if not report.is_ordered:
-            return self.generate(gm, example_inputs, **self.inductor_options)
+            return generate(gm, example_inputs)
         kinds = graph_kinds(gm.graph)
         with pinned():
-            compiled = self.generate(gm, example_inputs, **self.inductor_options)
+            compiled = generate(gm, example_inputs)
         if keeps_order(getattr(compiled, "source_code", ""), kinds) is False:
             say_once(log, logging.WARNING, _LOST_ORDER)
         return compiled
@@ -104,14 +101,13 @@ class Dumps:
         return replace(self, folder=folder, observers=(TraceDump(), own))
 
 
-def _publish(
-    graph: Graph, report: PipelineReport, config: CompileConfig, dumps: Dumps, live: bool
-) -> None:
+def _publish(graph: Graph, report: PipelineReport, compilation: Compilation, dumps: Dumps) -> None:
     summary = describe_report(report)
-    found = GraphReport(dumps.number, dumps.rank, config, report, summary, len(graph.nodes))
+    config, num_nodes = compilation.config, len(graph.nodes)
+    found = GraphReport(dumps.number, dumps.rank, config, report, summary, num_nodes)
     for dump in dumps.observers:
         dump.finished(found.summary)
-    if live:
+    if not compilation.dry_run:
         _say_what_was_found(found)
     publish(found)
 

@@ -81,12 +81,12 @@ def checked(run: Any, plans: SizedPlans | None) -> Any:
 
 @contextmanager
 def graph_rounds(
-    graph: Graph, found: Recognition, config: CompileConfig, live: bool, kind: str = ""
+    graph: Graph, found: Recognition, config: CompileConfig, dry_run: bool, kind: str = ""
 ) -> Iterator[GraphRounds]:
-    """The rounds with the other ranks; none without any, and for a rank that only looks. `kind`
+    """The rounds with the other ranks; none without any, and in a dry run. `kind`
     tells apart what is made of one captured graph.
     """
-    is_among_ranks = live and ranks_are_real()
+    is_among_ranks = not dry_run and ranks_are_real()
     groups = collective_groups(graph) if is_among_ranks else {}
     if is_among_ranks:
         concerns_groups(list(groups.values()))

@@ -3,8 +3,8 @@ Of all times the lower quartile counts: what others do on the machine only adds 
 outnumber the cores each gets a share of that, and one that sends by its own processor computes less
 meanwhile: both are measured too.
 
-All ranks measure at the same time, as they will compute, and have the same numbers. A rank that
-only looks goes by a guess, unless its process has measured before.
+All ranks measure at the same time, as they will compute, and have the same numbers. A dry run
+goes by a guess, unless its process has measured before.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SHARE_S = 0.1
 _measured: PerWorld[dict[tuple[str, torch.dtype], Device]] = PerWorld(dict)
 
 
-def find_device(found: Recognition, live: bool) -> Device:
+def find_device(found: Recognition, dry_run: bool) -> Device:
     """What computes the attentions. On live ranks all of them call this at the same time."""
     exchange = found.sites[0].q.exchange
     value = value_of(exchange.start)
     key = (value.device.type, value.dtype)
     known = _measured.get()
     if key not in known:
-        if not (live and ranks_are_real()):
+        if dry_run or not ranks_are_real():
             return _unmeasured(value.device)
         with outside_the_compiler(), torch.no_grad(), watched(exchange.ranks):
             known[key] = agreed_device(value.device, value.dtype, find_group(exchange.group))

@@ -15,8 +15,7 @@ from cocodiff_compile.compat import compiling_later, inductor_settings, optimiza
 from cocodiff_compile.compiler.compile_facts import collective_groups
 from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked, graph_rounds
-from cocodiff_compile.cost.costs import Costs
-from cocodiff_compile.decide.coding_worth import CodingWorth
+from cocodiff_compile.compiler.stages import SELECT, stages
 from cocodiff_compile.ir.aten import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -35,10 +34,9 @@ from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
 from cocodiff_compile.v_major.travel import Remembered, Travel
 
 
-def select_pass(options: VMajorOptions, costs: Costs | None) -> SelectVMajor:
+def select_pass(options: VMajorOptions) -> SelectVMajor:
     """For steps of the usual kind."""
     policy = options.make_policy()
-    budget = options.budget_bytes
     return SelectVMajor(
         policy.usual,
         Remembered.for_all(policy.travels),
@@ -47,8 +45,6 @@ def select_pass(options: VMajorOptions, costs: Costs | None) -> SelectVMajor:
         skips_unsent=options.unsent == "skipped",
         layers=options.layers,
         measures_drift=policy.measures_drift,
-        budget_bytes=None if budget is None else budget / options.guidance_passes,
-        worth=CodingWorth(costs, policy.usual) if costs and options.when == "pays" else None,
     )
 
 
@@ -59,24 +55,24 @@ def selective_call(
     finish: FinishGraph,
     dumps: Dumps,
     rounds: GraphRounds,
-    select: SelectVMajor,
 ) -> Any:
     """What stands for the compiled graph. The kind that the first call needs is compiled here. A
-    rank that only looks is shown what most steps carry, and gets the graph without it.
+    dry run is shown what most steps carry, and gets the graph without it.
     """
-    options = finish.config.selective
+    compilation = finish.compilation
+    options = compilation.config.selective
     assert options is not None
     policy = options.make_policy()
-    graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps, select)
-    if not finish.live:
+    graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps)
+    if compilation.dry_run:
         graph.compile(policy.usual, rounds)
-        return finish.generate(gm, example_inputs, **finish.inductor_options)
+        return compilation.generate(gm, example_inputs, **compilation.inductor_options)
     call = SelectiveCall(
         graph.compile_later,
         policy,
         tuple(collective_groups(gm.graph)),
         value_of(report.recognition.sites[0].q.exchange.start).device,
-        tuple(finish.inductor_options.get("static_input_idxs", ())),
+        tuple(compilation.inductor_options.get("static_input_idxs", ())),
         _sent_bytes(gm.graph),
         options.budget_bytes,
     )
@@ -93,17 +89,25 @@ class _SelectiveGraph:
     report: PipelineReport
     finish: FinishGraph
     dumps: Dumps
-    select: SelectVMajor
+
+    @property
+    def select(self) -> SelectVMajor:
+        """The pass, for the usual kind of step."""
+        select = self.finish.deciding.select
+        assert select is not None
+        return select
 
     def compile_later(self, travel: Travel | None) -> Variant:
         """Between calls, outside of Dynamo."""
-        found, config, live = self.report.recognition, self.finish.config, self.finish.live
+        found, compilation = self.report.recognition, self.finish.compilation
         kind = str(travel or "exact")
         with (
             failures_told(),
             compiling_later(self.example_inputs),
-            inductor_settings(self.finish.patches),
-            graph_rounds(self.gm.graph, found, config, live, kind) as rounds,
+            inductor_settings(compilation.inductor_settings),
+            graph_rounds(
+                self.gm.graph, found, compilation.config, compilation.dry_run, kind
+            ) as rounds,
         ):
             return self.compile(travel, rounds)
 
@@ -114,8 +118,8 @@ class _SelectiveGraph:
             observer.captured(gm)
         inputs = list(self.example_inputs)
         if travel is not None:
-            select = replace(self.select, travel=travel)
-            report = Pipeline((select,), dumps.observers).run(gm, report)
+            deciding = replace(self.finish.deciding, select=replace(self.select, travel=travel))
+            report = Pipeline(stages(SELECT, deciding), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
             inputs += [node.meta["val"] for node in places]
         memories = tuple(inputs[len(self.example_inputs) :])
@@ -131,7 +135,7 @@ class _SelectiveGraph:
         gm.meta = dict(self.gm.meta)
         last = self.report.passes[-1]
         record = replace(last, result=replace(last.result, recognition=found))
-        return gm, PipelineReport((*self.report.passes[:-1], record))
+        return gm, replace(self.report, passes=(*self.report.passes[:-1], record))
 
 
 def _sent_bytes(graph: Graph) -> int:

@@ -1,4 +1,4 @@
-"""Tasks as they would be with attentions in chunks of heads, and how many chunks pay."""
+"""Decides how many head chunks each attention gets, on tasks as they would be with such chunks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from cocodiff_compile.cost.costs import ExchangeCost
-from cocodiff_compile.cost.tasks import NO_SITE, Task, Tasks
-from cocodiff_compile.schedule.list_schedule import list_schedule
+from torch.fx import Graph
 
-MIN_GAIN = 0.03
-"""What more chunks must save of the estimated time before they are taken: they make more code."""
+from cocodiff_compile.cost.costs import Costs, ExchangeCost
+from cocodiff_compile.cost.tasks import NO_SITE, Task, Tasks
+from cocodiff_compile.decide.limits import Limits, pays
+from cocodiff_compile.decide.token_chunk_count import token_chunk_tasks
+from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.passes.chunk_heads import ChunkPlan, plan_chunks
+from cocodiff_compile.schedule.list_schedule import list_schedule
 
 CostOf: TypeAlias = "Callable[[str, int], ExchangeCost]"
 """Of an exchange in a group, by bytes per rank."""
+
+
+def choose_head_chunks(
+    graph: Graph,
+    found: Recognition,
+    costs: Costs,
+    token_counts: Sequence[int],
+    limits: Limits,
+) -> dict[int, int]:
+    """The number of chunks of each attention that is estimated to take least, if tokens will run
+    in one of `token_counts` chunks, whichever is best.
+    """
+    allowed = {
+        place: [n for n in limits.head_chunks if isinstance(plan_chunks(site, n), ChunkPlan)]
+        for place, site in enumerate(found.sites)
+    }
+    choices = [
+        choose_chunks(tasks, allowed, costs.planned, costs.device.launch_s, limits.head_chunk_gain)
+        for tasks in (token_chunk_tasks(graph, found, costs, n) for n in token_counts)
+    ]
+    return min(choices, key=lambda choice: choice.seconds).counts
 
 
 def in_chunks(
@@ -78,6 +102,7 @@ def choose_chunks(
     allowed: Mapping[int, Sequence[int]],
     cost_of: CostOf,
     launch_s: float,
+    gain: float,
 ) -> ChunkChoice:
     """The number of chunks, of those `allowed` per site, beyond which more do not pay."""
     asked = sorted({1, *(count for counts in allowed.values() for count in counts)})
@@ -94,6 +119,6 @@ def choose_chunks(
     }
     best = 1
     for number, seconds in estimates.items():
-        if seconds <= (1 - MIN_GAIN) * estimates[best]:
+        if pays(estimates[best], seconds, gain):
             best = number
     return ChunkChoice(choices[best], estimates[best], estimates)

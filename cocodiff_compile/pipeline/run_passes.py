@@ -1,4 +1,4 @@
-"""Passes run in order, each leaving a graph that keeps the rules; observers watch.
+"""Runs stages in order. Each chooses what it does to the graph and applies it; observers watch.
 
 The rules, checked before the first pass and after each one: the graph lints, every call stands for
 a known value, every collective is waited for. A graph that comes in broken is not ours to touch; a
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.fx import Graph, GraphModule, Node
 
+from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.ir.aten import WAIT, is_collective
+from cocodiff_compile.ir.graph_pass import GraphPass, PassResult
 from cocodiff_compile.ir.records import Declined, Recognition
-from cocodiff_compile.pipeline.graph_pass import GraphPass, PassResult
 from cocodiff_compile.schedule.estimate import ScheduleEstimate
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,41 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What a stage does to one graph."""
+
+    graph_pass: GraphPass | None = None
+    """The pass that applies what was chosen; None leaves the graph as it is."""
+    notes: tuple[str, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    estimate: ScheduleEstimate | None = None
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the decision that were chosen here."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A place in the pipeline. `choose` looks at the graph and says what is done to it; None where
+    the stage is turned off.
+    """
+
+    name: str
+    choose: Callable[[Graph, Recognition], Chosen | None]
+
+    @classmethod
+    def of(cls, graph_pass: GraphPass) -> Stage:
+        """A stage that always runs one pass."""
+        return cls(graph_pass.name, lambda _graph, _found: Chosen(graph_pass))
+
+
+@dataclass(frozen=True)
 class PassRecord:
-    """A pass that ran: its name, what it did, and how long it took."""
+    """A stage that ran: its name, what its pass did, and how long it took."""
 
     name: str
     result: PassResult
     seconds: float
+    estimate: ScheduleEstimate | None = None
 
     def without_recognition(self) -> PassRecord:
         return replace(self, result=replace(self.result, recognition=None))
@@ -50,15 +80,17 @@ class PipelineReport:
 
     passes: tuple[PassRecord, ...] = ()
     refused: str = ""
+    decision: Decision = field(default_factory=Decision)
 
-    def with_pass(self, record: PassRecord) -> PipelineReport:
+    def with_pass(self, record: PassRecord, decided: Mapping[str, Any]) -> PipelineReport:
         """This and one more. If that found anew what was recognised, the old finds are let go: they
         hold nodes that are in no graph any more, and with them all that these read.
         """
         passes = self.passes
         if record.result.recognition is not None:
             passes = tuple(item.without_recognition() for item in passes)
-        return PipelineReport((*passes, record))
+        decision = replace(self.decision, **decided)
+        return replace(self, passes=(*passes, record), decision=decision)
 
     @property
     def recognition(self) -> Recognition:
@@ -71,13 +103,13 @@ class PipelineReport:
     @property
     def estimate(self) -> ScheduleEstimate | None:
         """Of the order that was chosen last, if one was."""
-        found = (item.result.estimate for item in reversed(self.passes))
+        found = (item.estimate for item in reversed(self.passes))
         return next(filter(None, found), None)
 
     @property
     def is_ordered(self) -> bool:
         """Whether the order of the graph was chosen, and is to be kept."""
-        return any(item.result.estimate and item.result.changed for item in self.passes)
+        return any(item.estimate and item.result.changed for item in self.passes)
 
     @property
     def declined(self) -> tuple[Declined, ...]:
@@ -88,19 +120,18 @@ class PipelineReport:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A fixed sequence of passes."""
+    """A fixed sequence of stages."""
 
-    passes: tuple[GraphPass, ...]
+    stages: tuple[Stage, ...]
     observers: tuple[Observer, ...] = field(default=())
 
     def run(self, module: GraphModule, before: PipelineReport | None = None) -> PipelineReport:
-        """Runs every pass on `module`, in place; `before` is the report of passes already run."""
+        """Runs every stage on `module`, in place; `before` is the report of stages already run."""
         if before is None:
             before = self._begin(module)
         report = before
-        for item in self.passes if not before.refused else ():
-            record = self._run_pass(item, module, report.recognition)
-            report = report.with_pass(record)
+        for stage in self.stages if not before.refused else ():
+            report = self._run_stage(stage, module, report)
         return report
 
     def _begin(self, module: GraphModule) -> PipelineReport:
@@ -110,20 +141,35 @@ class Pipeline:
             return PipelineReport(refused=f"the captured graph cannot be worked on: {broken}")
         return PipelineReport()
 
-    def _run_pass(
-        self, graph_pass: GraphPass, module: GraphModule, found: Recognition
-    ) -> PassRecord:
+    def _run_stage(
+        self, stage: Stage, module: GraphModule, report: PipelineReport
+    ) -> PipelineReport:
         begin = time.perf_counter()
-        result = graph_pass.run(module.graph, found)
+        chosen = stage.choose(module.graph, report.recognition)
+        if chosen is None:
+            return report
+        result = apply_choice(chosen, module.graph, report.recognition)
         if result.changed:
-            _refuse_broken(graph_pass.name, _lint_error(module.graph.eliminate_dead_code))
+            _refuse_broken(stage.name, _lint_error(module.graph.eliminate_dead_code))
             module.recompile()
-        _refuse_broken(graph_pass.name, broken_rule(module.graph))
-        record = PassRecord(graph_pass.name, result, time.perf_counter() - begin)
+        _refuse_broken(stage.name, broken_rule(module.graph))
+        record = PassRecord(stage.name, result, time.perf_counter() - begin, chosen.estimate)
         log.debug("%s took %.3f s", record.name, record.seconds)
         for observer in self.observers:
-            observer.after_pass(graph_pass.name, module, result)
-        return record
+            observer.after_pass(stage.name, module, result)
+        return report.with_pass(record, chosen.decided)
+
+
+def apply_choice(chosen: Chosen, graph: Graph, found: Recognition) -> PassResult:
+    """The result of the pass, with what was said when it was chosen."""
+    result = PassResult(changed=False)
+    if chosen.graph_pass is not None:
+        result = chosen.graph_pass.run(graph, found)
+    return replace(
+        result,
+        declined=(*chosen.declined, *result.declined),
+        notes=(*result.notes, *chosen.notes),
+    )
 
 
 def _refuse_broken(pass_name: str, broken: str) -> None:

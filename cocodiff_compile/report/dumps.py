@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from cocodiff_compile.compat import trace_artifact
-from cocodiff_compile.pipeline.graph_pass import PassResult
+from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.report.describe import format_graph
 from cocodiff_compile.report.dump_code import constants, op_counts, runnable_code
 from cocodiff_compile.say_once import say_once

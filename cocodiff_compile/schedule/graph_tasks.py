@@ -29,6 +29,7 @@ from cocodiff_compile.ir.aten import (
     size_bytes,
 )
 from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.schedule.list_schedule import list_schedule
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
         light_s = sum(light_seconds(node, costs.device) for node in cone.nodes)
         tasks.append(replace(task, light_s=light_s, borrows=cone.borrows))
     return GraphTasks(tuple(tasks), tuple(anchors))
+
+
+def step_seconds(graph: Graph, found: Recognition, costs: Costs) -> float:
+    """The estimated time of a graph in the best order that is found for it."""
+    return list_schedule(graph_tasks(graph, found, costs).tasks).clock.now_s
 
 
 def _task(
@@ -183,19 +189,27 @@ def _cones(graph: Graph, anchors: Sequence[Node]) -> list[_Cone]:
     return cones
 
 
-def reorder(graph: Graph, anchors: Sequence[Node], order: Order) -> None:
-    """Puts the anchors of a graph into `order`, what is light right before what needs it, and
-    copies into inputs where they can first be made.
+def node_order(graph: Graph, anchors: Sequence[Node], order: Order) -> list[Node]:
+    """All nodes of a graph with its anchors in `order`: what is light right before what needs it,
+    and copies into inputs where they can first be made.
     """
     ordered = [anchors[place] for place in order]
     wanted: list[Node] = []
     for anchor, cone in zip(ordered, _cones(graph, ordered), strict=True):
         wanted += [*cone.nodes, anchor]
     moved = set(wanted)
-    rest = [node for node in graph.nodes if node.op == "call_function" and node not in moved]
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    rest = [node for node in calls if node not in moved]
+    others = [node for node in graph.nodes if node.op not in ("call_function", "output")]
+    return [*others, *_as_early_as_possible(wanted, rest), graph.output_node()]
+
+
+def reorder(graph: Graph, nodes: Sequence[Node]) -> None:
+    """Puts the nodes of a graph into another order."""
     output = graph.output_node()
-    for node in _as_early_as_possible(wanted, rest):
-        output.prepend(node)
+    for node in nodes:
+        if node.op == "call_function":
+            output.prepend(node)
 
 
 def _as_early_as_possible(wanted: Sequence[Node], rest: Sequence[Node]) -> list[Node]:

@@ -186,7 +186,7 @@ def _backend(
                 return _stand_in(final.graph)
 
             call = compile_graph(
-                copy.deepcopy(gm), example_inputs, config, keep, live=False, device=device
+                copy.deepcopy(gm), example_inputs, config, keep, dry_run=True, device=device
             )
         compiled = _Compiled(graphs)
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cocodiff_compile.config import PASS_NAMES
+from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.topology.axes import Axis, Topology
 
 FLAT, TAPA, AUTO = "flat", "tapa", "auto"

@@ -8,7 +8,6 @@ from typing import Protocol
 from torch.fx import Graph
 
 from cocodiff_compile.ir.records import Declined, Recognition
-from cocodiff_compile.schedule.estimate import ScheduleEstimate
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,6 @@ class PassResult:
     recognition: Recognition | None = None
     declined: tuple[Declined, ...] = ()
     notes: tuple[str, ...] = ()
-    estimate: ScheduleEstimate | None = None
 
 
 class GraphPass(Protocol):

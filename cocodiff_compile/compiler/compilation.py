@@ -1,0 +1,30 @@
+"""What the compiler was asked to do with one captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.devices.device import Device
+
+Generate: TypeAlias = "Callable[..., Any]"
+"""Makes a graph callable, as Inductor's `compile_fx_inner` does."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """`dry_run`: this rank compiles alone and will not run the graph. Otherwise all ranks compile
+    it now: they agree on it, make the process groups it needs, and log what was declined.
+    """
+
+    config: CompileConfig
+    generate: Generate
+    dry_run: bool = False
+    device: Device | None = None
+    """The rates that ranks compute with; None: they are measured."""
+    inductor_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Inductor's settings by the mode of torch.compile."""
+    inductor_options: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments that Inductor calls the compiler of one graph with."""

@@ -1,0 +1,44 @@
+"""Decides which attentions V-Major codes: those that gain time by it, as far as memory allows."""
+
+from __future__ import annotations
+
+from cocodiff_compile.decide.coding_worth import CodingWorth
+from cocodiff_compile.ir.layout import known
+from cocodiff_compile.ir.records import Recognition, UlyssesSite
+from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.v_major.travel import Remembered
+
+
+def choose_uncoded(
+    select: SelectVMajor,
+    found: Recognition,
+    budget_bytes: float | None = None,
+    worth: CodingWorth | None = None,
+) -> tuple[str, ...]:
+    """For each attention the reason why it is left uncompressed, empty where it is coded. Those
+    that send most get room in the budget first. Without `worth` all are taken to gain time.
+    """
+    select.check_layers(found.sites)
+    reasons = [worth.why_not(site) if worth else "" for site in found.sites]
+    sizes = [
+        _cache_bytes(site, select.remembered_of(place, site))
+        for place, site in enumerate(found.sites)
+    ]
+    left = budget_bytes
+    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
+        if left is None or reasons[place]:
+            continue
+        if sizes[place] > left:
+            reasons[place] = f"no room in a memory of {budget_bytes} bytes: travels in full"
+        else:
+            left -= sizes[place]
+    return tuple(reasons)
+
+
+def _cache_bytes(site: UlyssesSite, remembered: Remembered) -> int:
+    """The bytes of the caches of one attention; what it sends, and so can save, grows with it."""
+    total = 0
+    for exchange, roles, _ in site.exchanged:
+        copies = sum(remembered.sides_of(roles))
+        total += copies * (known(exchange.size_bytes) or 0)
+    return total
