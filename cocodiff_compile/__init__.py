@@ -5,14 +5,21 @@ cocodiff_compile.explain(model, *args)            what the backend finds and doe
 cocodiff_compile.denoising(pipe)                  tells selective exchange the step
 cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transformer
 cocodiff_compile.init_distributed()               joins the ranks of torchrun, mpiexec or srun
+cocodiff_compile.save_decisions(reports, path)    keeps what was decided for the next start
 """
 
-from cocodiff_compile.compiler.explain import Explanation, explain
-from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.ir.records import Declined, UlyssesSite
-from cocodiff_compile.ranks.launch.init_distributed import init_distributed
-from cocodiff_compile.report.collect import collect_reports
-from cocodiff_compile.v_major.denoising import Denoising, denoising
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cocodiff_compile.compiler.explain import Explanation, explain
+    from cocodiff_compile.config import CompileConfig
+    from cocodiff_compile.ir.records import Declined, UlyssesSite
+    from cocodiff_compile.ranks.launch.init_distributed import init_distributed
+    from cocodiff_compile.report.collect import collect_reports, save_decisions
+    from cocodiff_compile.v_major.denoising import Denoising, denoising
 
 __all__ = [
     "CompileConfig",
@@ -24,5 +31,36 @@ __all__ = [
     "denoising",
     "explain",
     "init_distributed",
+    "save_decisions",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "CompileConfig": "config",
+    "Declined": "ir.records",
+    "Denoising": "v_major.denoising",
+    "Explanation": "compiler.explain",
+    "UlyssesSite": "ir.records",
+    "collect_reports": "report.collect",
+    "denoising": "v_major.denoising",
+    "explain": "compiler.explain",
+    "init_distributed": "ranks.launch.init_distributed",
+    "save_decisions": "report.collect",
+}
+"""The module of each public name. Modules are imported when a name is first used: Inductor takes
+longer to import than torch itself.
+"""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "parallel":
+        return importlib.import_module("cocodiff_compile.parallel")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

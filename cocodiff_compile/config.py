@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from cocodiff_compile.decide.decision_file import GivenDecisions, load_decisions
 from cocodiff_compile.errors import UserError, refuse_unknown
 from cocodiff_compile.given_values import (
     has_text_keys,
@@ -44,6 +49,8 @@ class CompileConfig:
     head_chunks: int | Literal["auto"] = "auto"
     token_chunks: int | Literal["auto"] = "auto"
     v_major: VMajorOptions | None = None
+    decision: GivenDecisions | None = None
+    """What an earlier compile decided, from a file; nothing is then measured or searched for."""
     debug_dir: Path | None = None
     disable: tuple[str, ...] = ()
 
@@ -56,6 +63,20 @@ class CompileConfig:
     def tapa_mode(self) -> Literal["auto", "on", "off"]:
         """How phases are chosen, if split-tapa-phases runs at all."""
         return "off" if "split-tapa-phases" in self.disable else self.tapa
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The versions and options that decide what a graph becomes, as text."""
+        return {
+            "the version of torch": torch.__version__,
+            "the version of cocodiff-compile": version("cocodiff-compile"),
+            "the version of Python": platform.python_version(),
+            **{
+                f"option {field.name!r}": repr(getattr(self, field.name))
+                for field in fields(self)
+                if field.name not in ("debug_dir", "decision")
+            },
+        }
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:
@@ -134,6 +155,17 @@ def _check_v_major(value: object) -> VMajorOptions | None:
     return VMajorOptions.from_mapping(value)
 
 
+def _check_decision(value: object) -> GivenDecisions | None:
+    if value is None or isinstance(value, GivenDecisions):
+        return value
+    path, allowed = _path(value), "None, or the path of a file of decisions"
+    if path is None:
+        raise _refuse("decision", value, allowed)
+    if reason := why_no_file(path):
+        raise _refuse("decision", value, f"{allowed} ({reason})")
+    return load_decisions(path)
+
+
 def _check_debug_dir(value: object) -> Path | None:
     if value is None:
         return None
@@ -183,6 +215,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "head_chunks": functools.partial(_check_chunks, "head_chunks"),
     "token_chunks": functools.partial(_check_chunks, "token_chunks"),
     "v_major": _check_v_major,
+    "decision": _check_decision,
     "debug_dir": _check_debug_dir,
     "disable": _check_disable,
 }

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from dataclasses import fields
-from importlib.metadata import version
-
-import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import group_ranks
@@ -17,24 +12,6 @@ from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.ranks.agreement.run_plans import SizeTexts
 from cocodiff_compile.ranks.agreement.standing import Facts
 from cocodiff_compile.topology.phases import format_phases
-
-_OWN_OPTIONS = ("debug_dir",)
-"""Options that may differ from rank to rank."""
-
-
-def _setting_facts(config: CompileConfig) -> Facts:
-    """Versions and options."""
-    options = [
-        (f"option {field.name!r}", repr(getattr(config, field.name)))
-        for field in fields(config)
-        if field.name not in _OWN_OPTIONS
-    ]
-    return [
-        ("the version of torch", torch.__version__),
-        ("the version of cocodiff-compile", version("cocodiff-compile")),
-        ("the version of Python", platform.python_version()),
-        *options,
-    ]
 
 
 def captured_facts(
@@ -50,7 +27,8 @@ def captured_facts(
     kinds = dict.fromkeys(value_of(node.all_input_nodes[0]).device.type for node in nodes)
     overlap = ", ".join(f"{kind}: {_why_no_overlap(kind)}" for kind in kinds)
     return [
-        *_setting_facts(config),
+        *config.settings.items(),
+        ("option 'decision'", repr(config.decision)),
         ("what keeps exchanges from overlapping", overlap),
         *_numbered("collective", lines),
     ]

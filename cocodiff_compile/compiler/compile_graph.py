@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,14 +34,16 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.decide.coded_attentions import choose_uncoded
 from cocodiff_compile.decide.coding_worth import CodingWorth
+from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.decide.token_chunk_count import Differ
 from cocodiff_compile.devices.choose import device_backend
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.kind import DeviceBackend
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import value_of
+from cocodiff_compile.ir.fingerprint import fingerprint
 from cocodiff_compile.ir.records import Recognition
-from cocodiff_compile.pipeline.run_passes import Pipeline
+from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.ranks.agreement.attempts import failures_told
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.say_once import say_once
@@ -111,9 +113,11 @@ def _compile_inner(
     config, dry_run = compilation.config, compilation.dry_run
     dumps = Dumps.of(config)
     report = Pipeline(stages(RECOGNIZE, Deciding(config)), dumps.observers).run(gm)
+    if report.recognition.sites:
+        report = replace(report, fingerprint=fingerprint(gm.graph))
     with graph_rounds(gm.graph, report.recognition, config, dry_run) as rounds:
         differ = _rows_differ(report.recognition, dry_run, alone=rounds.rounds is None)
-        plan = _plan(report.recognition, compilation, differ)
+        plan = _plan(report, compilation, differ)
         cutting = stages(CUT, plan.cutting)
         if not plan.selects:
             cutting += stages(SELECT, plan.cutting)  # says why it does nothing
@@ -122,7 +126,7 @@ def _compile_inner(
         )
         sites = report.recognition.sites
         settings = _kind_of_device(report.recognition).inductor_settings if sites else {}
-        finish = FinishGraph(compilation, plan.ordering, settings)
+        finish = FinishGraph(compilation, plan.ordering_of, settings)
         if plan.selects:
             return selective_call(gm, example_inputs, report, finish, dumps, rounds)
         return finish.run(gm, example_inputs, report, dumps, rounds)
@@ -130,22 +134,40 @@ def _compile_inner(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What attentions are cut by, and what the rest is decided by."""
+    """What attentions are cut by; and, for each kind of step, what the rest is decided by."""
 
     cutting: Deciding
-    ordering: Deciding
+    ordering_of: Callable[[str], Deciding]
     selects: bool = False
     """Whether V-Major finds any exchange to change: each kind of step is then compiled for itself.
     """
 
 
-def _plan(found: Recognition, compilation: Compilation, differ: Differ) -> _Plan:
+def _plan(report: PipelineReport, compilation: Compilation, differ: Differ) -> _Plan:
+    """Returns how a graph is compiled: as an earlier compile decided, if that is given for it."""
+    found, config = report.recognition, compilation.config
+    if not found.sites:
+        return _Plan(Deciding(config), lambda _kind: Deciding(config))
+    if config.decision is None:
+        return _new_plan(found, compilation, differ)
+    config.decision.refuse_other(config.settings)
+    given = config.decision.kinds_of(report.fingerprint)
+    if given:
+        return _given_plan(found, compilation, differ, given)
+    say_once(
+        log,
+        logging.WARNING,
+        "option 'decision': the file holds no decision for a graph of this model, with these "
+        "shapes: it is decided now; save the decisions again to include it",
+    )
+    return _new_plan(found, compilation, differ)
+
+
+def _new_plan(found: Recognition, compilation: Compilation, differ: Differ) -> _Plan:
     """The machine, and what things cost on it, are looked for only if something is to be decided by
     them.
     """
     config, dry_run = compilation.config, compilation.dry_run
-    if not found.sites:
-        return _Plan(Deciding(config), Deciding(config))
     is_ordering = _is_ordering(found, config)
     is_placed = config.tapa_mode != "off" or is_ordering
     machines = find_machines(found, config.topology, dry_run) if is_placed else {}
@@ -153,24 +175,46 @@ def _plan(found: Recognition, compilation: Compilation, differ: Differ) -> _Plan
     if is_ordering:
         device = compilation.device or find_device(found, dry_run)
         costs = Costs(device, machines, config.tapa_mode)
-    deciding = Deciding(config, costs, machines, differ)
-    if not config.selective or not _tells_calls_apart():
-        return _Plan(deciding, deciding)
-    deciding = _with_v_major(deciding)
+    deciding = _with_v_major(Deciding(config, costs, machines, differ))
     select = deciding.select
-    assert select is not None
+    if select is None:
+        return _Plan(deciding, lambda _kind: deciding)
     uncoded = choose_uncoded(select, found, deciding.budget_bytes, deciding.worth)
     if not replace(select, uncoded=uncoded).rewrites_any(found):
-        return _Plan(deciding, deciding)
+        return _Plan(deciding, lambda _kind: deciding)
     usual = replace(costs, sent_share=_sent_share(found, select.travel)) if costs else None
     cutting = replace(deciding, costs=usual, keeps_whole=bool(select.travel.omitted))
-    return _Plan(cutting, deciding, selects=True)
+    return _Plan(cutting, lambda _kind: deciding, selects=True)
+
+
+def _given_plan(
+    found: Recognition,
+    compilation: Compilation,
+    differ: Differ,
+    given: Mapping[str, Decision],
+) -> _Plan:
+    """A kind of step that is not given is decided when it is first compiled."""
+    config = compilation.config
+    first = next(iter(given.values()))
+    phased = [item for item in given.values() if item.is_phased]
+    machines = find_machines(found, phased[0].topologies, compilation.dry_run) if phased else {}
+    deciding = _with_v_major(Deciding(config, machines=machines, given=first))
+    select = deciding.select
+    selects = select is not None and replace(select, uncoded=first.uncoded).rewrites_any(found)
+
+    def ordering_of(kind: str) -> Deciding:
+        if kind not in given:
+            return _new_plan(found, compilation, differ).ordering_of(kind)
+        return replace(deciding, given=given[kind])
+
+    return _Plan(deciding, ordering_of, selects)
 
 
 def _with_v_major(deciding: Deciding) -> Deciding:
-    """With the pass that exchanges less, for the usual kind of step."""
+    """Adds the pass that exchanges less, for the usual kind of step, if that was asked for."""
     options = deciding.config.selective
-    assert options is not None
+    if options is None or not _tells_calls_apart():
+        return deciding
     select, costs, budget = select_pass(options), deciding.costs, options.budget_bytes
     return replace(
         deciding,

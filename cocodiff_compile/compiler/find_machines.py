@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from cocodiff_compile.compat import find_group, outside_the_compiler
 from cocodiff_compile.ir.aten import value_of
@@ -23,12 +24,20 @@ _found: PerWorld[dict[tuple[int, ...], Topology]] = PerWorld(dict)
 """What `auto` found under a group of ranks: one that compiles again, alone, must not ask."""
 
 
-def find_machines(found: Recognition, source: str | Topology, dry_run: bool) -> dict[str, Machine]:
-    """By the name of the group. On a live group all ranks call this at the same time; a dry
-    run sees a measured machine once a live compile has measured it.
+def find_machines(
+    found: Recognition, source: str | Topology | Sequence[Topology], dry_run: bool
+) -> dict[str, Machine]:
+    """Returns the machine under each group, by the group's name; `source` is one for all groups, or
+    one for each. On a live group all ranks call this at the same time; a dry run sees a measured
+    machine once a live compile has measured it.
     """
     groups = {item.group: item for site in found.sites for item in site.exchanges}
-    return {name: _machine(exchange, source, dry_run) for name, exchange in groups.items()}
+    sources: Sequence[str | Topology]
+    sources = [source] * len(groups) if isinstance(source, (str, Topology)) else source
+    return {
+        name: _machine(exchange, own, dry_run)
+        for (name, exchange), own in zip(groups.items(), sources, strict=True)
+    }
 
 
 def _machine(exchange: Exchange, source: str | Topology, dry_run: bool) -> Machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class FinishGraph:
     """From a graph whose attentions are cut to code."""
 
     compilation: Compilation
-    deciding: Deciding
+    deciding_of: Callable[[str], Deciding]
+    """What a kind of denoising step is decided by."""
     codegen_settings: Mapping[str, Any]
     """Inductor's settings while it makes code of what the passes left."""
 
@@ -53,10 +54,10 @@ class FinishGraph:
         dumps: Dumps,
         rounds: GraphRounds,
     ) -> Any:
-        ordering = stages(ORDER, self.deciding) if report.recognition.sites else ()
+        ordering = stages(ORDER, self.deciding_of(report.kind)) if report.recognition.sites else ()
         report = Pipeline(ordering, dumps.observers).run(gm, report)
         _publish(gm.graph, report, self.compilation, dumps)
-        rounds.compare_planned(gm.graph, report.recognition)
+        rounds.compare_planned(gm.graph, report.recognition, report.decision)
         plans = rounds.plans(gm.graph, report.recognition)
         with inductor_settings(self.codegen_settings):
             return checked(self._generate(gm, example_inputs, report), plans)

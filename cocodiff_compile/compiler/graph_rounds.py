@@ -15,6 +15,7 @@ from cocodiff_compile.compiler.compile_facts import (
     planned_facts,
 )
 from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.ranks.agreement.checked_call import CheckedCall
 from cocodiff_compile.ranks.agreement.compile_rounds import (
@@ -46,12 +47,13 @@ class GraphRounds:
     rounds: CompileRounds | None
     """None if this rank compiles alone: its groups have agreed on the graph before."""
 
-    def compare_planned(self, graph: Graph, found: Recognition) -> None:
-        """Before code is made of what the passes left."""
+    def compare_planned(self, graph: Graph, found: Recognition, decision: Decision) -> None:
+        """Compares what was decided, and what the passes left, before code is made of it."""
         if self.rounds is not None:
             sizes = SizeTexts()
             planned = planned_facts(graph, found, sizes)
-            facts = {name: sizes.as_compiled(own) for name, own in planned.items()}
+            decided = [(f"the decision on {what}", value) for what, value in decision.lines]
+            facts = {name: [*decided, *sizes.as_compiled(own)] for name, own in planned.items()}
             self.rounds.compare("planned", facts)
 
     def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:

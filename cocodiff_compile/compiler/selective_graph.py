@@ -16,6 +16,7 @@ from cocodiff_compile.compiler.compile_facts import collective_groups
 from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked, graph_rounds
 from cocodiff_compile.compiler.stages import SELECT, stages
+from cocodiff_compile.decide.decision_file import EXACT
 from cocodiff_compile.ir.aten import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -63,7 +64,7 @@ def selective_call(
     options = compilation.config.selective
     assert options is not None
     policy = options.make_policy()
-    graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps)
+    graph = _SelectiveGraph(gm, tuple(example_inputs), report, finish, dumps, policy.measures_drift)
     if compilation.dry_run:
         graph.compile(policy.usual, rounds)
         return compilation.generate(gm, example_inputs, **compilation.inductor_options)
@@ -89,18 +90,12 @@ class _SelectiveGraph:
     report: PipelineReport
     finish: FinishGraph
     dumps: Dumps
-
-    @property
-    def select(self) -> SelectVMajor:
-        """The pass, for the usual kind of step."""
-        select = self.finish.deciding.select
-        assert select is not None
-        return select
+    measures_drift: bool
 
     def compile_later(self, travel: Travel | None) -> Variant:
         """Between calls, outside of Dynamo."""
         found, compilation = self.report.recognition, self.finish.compilation
-        kind = str(travel or "exact")
+        kind = str(travel or EXACT)
         with (
             failures_told(),
             compiling_later(self.example_inputs),
@@ -112,30 +107,34 @@ class _SelectiveGraph:
             return self.compile(travel, rounds)
 
     def compile(self, travel: Travel | None, rounds: GraphRounds) -> Variant:
-        gm, report = self._copy()
-        dumps = self.dumps.of_kind(str(travel or "exact"))
+        kind = str(travel or EXACT)
+        gm, report = self._copy(kind)
+        dumps = self.dumps.of_kind(kind)
         for observer in dumps.observers:
             observer.captured(gm)
         inputs = list(self.example_inputs)
         if travel is not None:
-            deciding = replace(self.finish.deciding, select=replace(self.select, travel=travel))
+            deciding = self.finish.deciding_of(kind)
+            assert deciding.select is not None
+            deciding = replace(deciding, select=replace(deciding.select, travel=travel))
             report = Pipeline(stages(SELECT, deciding), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
             inputs += [node.meta["val"] for node in places]
         memories = tuple(inputs[len(self.example_inputs) :])
-        if memories and self.select.measures_drift:
+        if memories and self.measures_drift:
             memories = memories[:-1]  # the drift, a number
         sent_bytes = _sent_bytes(gm.graph)
         compiled = self.finish.run(gm, inputs, report, dumps, rounds.within_a_call)
         return Variant(compiled, memories, sent_bytes)
 
-    def _copy(self) -> tuple[GraphModule, PipelineReport]:
+    def _copy(self, kind: str) -> tuple[GraphModule, PipelineReport]:
         graph, found = copied(self.gm.graph, self.report.recognition)
         gm = GraphModule(self.gm, graph)
         gm.meta = dict(self.gm.meta)
         last = self.report.passes[-1]
         record = replace(last, result=replace(last.result, recognition=found))
-        return gm, replace(self.report, passes=(*self.report.passes[:-1], record))
+        passes = (*self.report.passes[:-1], record)
+        return gm, replace(self.report, passes=passes, kind=kind)
 
 
 def _sent_bytes(graph: Graph) -> int:

@@ -20,15 +20,17 @@ from torch.fx import Graph
 
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.decide.choice import Choice
 from cocodiff_compile.decide.coded_attentions import choose_uncoded
 from cocodiff_compile.decide.coding_worth import CodingWorth
-from cocodiff_compile.decide.decision import ExchangePhases
+from cocodiff_compile.decide.decision import Decision, ExchangePhases
 from cocodiff_compile.decide.head_chunk_count import choose_head_chunks
 from cocodiff_compile.decide.limits import Limits
 from cocodiff_compile.decide.order import choose_order
 from cocodiff_compile.decide.phases import choose_phases
 from cocodiff_compile.decide.token_chunk_count import (
     Differ,
+    TokenChunks,
     check_token_chunks,
     choose_token_chunks,
 )
@@ -62,6 +64,8 @@ class Deciding:
     keeps_whole: bool = False
     """Attentions stay in one piece: which tokens are skipped is decided for all of them at once."""
     limits: Limits = field(default_factory=Limits)
+    given: Decision | None = None
+    """What is not to be decided again, from an earlier compile of the same graph."""
 
 
 Choose: TypeAlias = "Callable[[Deciding, Graph, Recognition], Chosen | None]"
@@ -72,9 +76,12 @@ def _recognize(_deciding: Deciding, _graph: Graph, _found: Recognition) -> Chose
 
 
 def _unfuse(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
-    if deciding.costs is None:
+    if deciding.given is not None:
+        choice = Choice(deciding.given.unfused_projections)
+    elif deciding.costs is None:
         return None
-    choice = choose_unfused(graph, found, deciding.costs, deciding.limits)
+    else:
+        choice = choose_unfused(graph, found, deciding.costs, deciding.limits)
     return Chosen(
         SplitProjections() if choice.value else None,
         choice.notes,
@@ -83,18 +90,22 @@ def _unfuse(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | No
 
 
 def _chunk_heads(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
-    asked = 1 if deciding.keeps_whole else deciding.config.head_chunks
-    if asked == 1 or (asked == "auto" and deciding.costs is None):
+    counts = _head_counts(deciding, graph, found)
+    if counts is None:
         return None
-    counts = (1,) * len(found.sites)
-    if asked != "auto":
-        counts = (asked,) * len(found.sites)
-    elif deciding.costs is not None:
-        chosen = choose_head_chunks(
-            graph, found, deciding.costs, _token_counts(deciding), deciding.limits
-        )
-        counts = tuple(chosen.get(place, 1) for place in range(len(found.sites)))
     return Chosen(ChunkHeads(counts), decided={"head_chunks": counts})
+
+
+def _head_counts(deciding: Deciding, graph: Graph, found: Recognition) -> tuple[int, ...] | None:
+    """Returns the number of head chunks of each attention; None where heads are not to be cut."""
+    if deciding.given is not None:
+        return deciding.given.head_chunks or None
+    asked = 1 if deciding.keeps_whole else deciding.config.head_chunks
+    if asked == "auto" and deciding.costs is not None:
+        token_counts = _token_counts(deciding)
+        chosen = choose_head_chunks(graph, found, deciding.costs, token_counts, deciding.limits)
+        return tuple(chosen.get(place, 1) for place in range(len(found.sites)))
+    return None if asked in (1, "auto") else (int(asked),) * len(found.sites)
 
 
 def _token_counts(deciding: Deciding) -> tuple[int, ...]:
@@ -111,14 +122,9 @@ def _asked_token_chunks(deciding: Deciding) -> int | Literal["auto"]:
 
 
 def _chunk_tokens(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
-    asked, costs = _asked_token_chunks(deciding), deciding.costs
-    if asked == 1 or (asked == "auto" and costs is None):
+    choice = _token_chunks(deciding, graph, found)
+    if choice is None:
         return None
-    if isinstance(asked, int):
-        choice = check_token_chunks(graph, found, asked, deciding.differ)
-    else:
-        assert costs is not None
-        choice = choose_token_chunks(graph, found, costs, deciding.differ, deciding.limits)
     count, attentions = choice.value.count, choice.value.attentions
     return Chosen(
         ChunkTokens(count, attentions) if count > 1 else None,
@@ -128,26 +134,54 @@ def _chunk_tokens(deciding: Deciding, graph: Graph, found: Recognition) -> Chose
     )
 
 
+def _token_chunks(
+    deciding: Deciding, graph: Graph, found: Recognition
+) -> Choice[TokenChunks] | None:
+    asked, costs, given = _asked_token_chunks(deciding), deciding.costs, deciding.given
+    if given is not None:
+        return Choice(TokenChunks(given.token_chunks, given.token_chunked))
+    if asked == "auto" and costs is not None:
+        return choose_token_chunks(graph, found, costs, deciding.differ, deciding.limits)
+    if asked in (1, "auto"):
+        return None
+    return check_token_chunks(graph, found, int(asked), deciding.differ)
+
+
 def _select(deciding: Deciding, _graph: Graph, found: Recognition) -> Chosen | None:
     if deciding.select is None:
         return None
-    uncoded = choose_uncoded(deciding.select, found, deciding.budget_bytes, deciding.worth)
+    if deciding.given is not None:
+        uncoded = deciding.given.uncoded
+    else:
+        uncoded = choose_uncoded(deciding.select, found, deciding.budget_bytes, deciding.worth)
     return Chosen(replace(deciding.select, uncoded=uncoded), decided={"uncoded": uncoded})
 
 
 def _split_phases(deciding: Deciding, _graph: Graph, found: Recognition) -> Chosen | None:
     if deciding.config.tapa_mode == "off" or not deciding.machines:
         return None
-    phases = choose_phases(found, deciding.machines, deciding.config.tapa_mode)
-    places = {group: place for place, group in enumerate(dict.fromkeys(key[0] for key in phases))}
+    groups = list(deciding.machines)
+    if deciding.given is not None:
+        phases = {
+            (groups[item.group], item.size_bytes): item.phases for item in deciding.given.phases
+        }
+    else:
+        phases = choose_phases(found, deciding.machines, deciding.config.tapa_mode)
     kept = tuple(
-        ExchangePhases(places[group], size_bytes, item)
+        ExchangePhases(groups.index(group), size_bytes, item)
         for (group, size_bytes), item in phases.items()
     )
-    return Chosen(SplitTapaPhases(deciding.machines, phases), decided={"phases": kept})
+    topologies = tuple(machine.topology for machine in deciding.machines.values())
+    return Chosen(
+        SplitTapaPhases(deciding.machines, phases),
+        decided={"phases": kept, "topologies": topologies},
+    )
 
 
 def _schedule(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
+    if deciding.given is not None:
+        order = deciding.given.order
+        return Chosen(ScheduleVFirst(order), decided={"order": order}) if order else None
     if deciding.costs is None or not found.sites:
         return None
     choice = choose_order(graph, found, deciding.costs, deciding.limits)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
+from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.phases import Phases, format_phases
 
 
@@ -23,7 +25,7 @@ class ExchangePhases:
 
 @dataclass(frozen=True)
 class Decision:
-    """Every choice between rewrites of one graph. None means that nothing was decided."""
+    """Holds every choice between rewrites that was made for one graph."""
 
     unfused_projections: bool = False
     head_chunks: tuple[int, ...] = ()
@@ -34,27 +36,38 @@ class Decision:
     uncoded: tuple[str, ...] = ()
     """For each attention the reason why V-Major leaves it uncompressed; empty where it does not."""
     phases: tuple[ExchangePhases, ...] = ()
+    topologies: tuple[Topology, ...] = ()
+    """The topology under each group that has phases, by the place of the group."""
     order: tuple[int, ...] | None = None
     """The new order of matmuls, attentions, collectives and waits; None keeps the captured one."""
 
+    @property
+    def is_phased(self) -> bool:
+        """Whether any exchange runs in more than one phase."""
+        return any(len(item.phases) > 1 for item in self.phases)
+
     def __str__(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join(f"{what}: {value}" for what, value in self.lines)
 
     @property
-    def lines(self) -> list[str]:
-        """One line for each kind of choice."""
+    def lines(self) -> list[tuple[str, str]]:
+        """Each kind of choice, and what was chosen, in words."""
         heads = Counter(self.head_chunks)
         coded = sum(not reason for reason in self.uncoded)
         phases = Counter(format_phases(item.phases) for item in self.phases)
         return [
-            f"projections: {'unfused' if self.unfused_projections else 'as captured'}",
-            f"head chunks: {_counted(heads) or 'none'}",
-            f"token chunks: {self.token_chunks}, in {len(self.token_chunked)} attentions",
-            f"V-Major: {coded} of {len(self.uncoded)} attentions coded",
-            f"phases: {_counted(phases) or 'flat'}",
-            f"order: {'as captured' if self.order is None else 'new'}",
+            ("projections", "unfused" if self.unfused_projections else "as captured"),
+            ("head chunks", _counted(heads, "attentions") or "none"),
+            ("token chunks", f"{self.token_chunks}, in {len(self.token_chunked)} attentions"),
+            ("V-Major", f"{coded} of {len(self.uncoded)} attentions coded"),
+            ("phases", _counted(phases, "sizes of exchanges") or "flat"),
+            ("order", "as captured" if self.order is None else f"new ({_short_hash(self.order)})"),
         ]
 
 
-def _counted(counts: Counter[int] | Counter[str]) -> str:
-    return ", ".join(f"{value} ({count} times)" for value, count in sorted(counts.items()))
+def _short_hash(order: tuple[int, ...]) -> str:
+    return hashlib.sha256(repr(order).encode()).hexdigest()[:8]
+
+
+def _counted(counts: Counter[int] | Counter[str], what: str) -> str:
+    return ", ".join(f"{value} for {count} {what}" for value, count in sorted(counts.items()))

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.decide.decision import Decision
+from cocodiff_compile.decide.decision_file import EXACT
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.ir.aten import WAIT, is_collective
 from cocodiff_compile.ir.graph_pass import GraphPass, PassResult
@@ -81,6 +82,10 @@ class PipelineReport:
     passes: tuple[PassRecord, ...] = ()
     refused: str = ""
     decision: Decision = field(default_factory=Decision)
+    fingerprint: str = ""
+    """Tells the captured graph apart from others."""
+    kind: str = EXACT
+    """The kind of denoising step, with V-Major."""
 
     def with_pass(self, record: PassRecord, decided: Mapping[str, Any]) -> PipelineReport:
         """This and one more. If that found anew what was recognised, the old finds are let go: they
@@ -109,7 +114,7 @@ class PipelineReport:
     @property
     def is_ordered(self) -> bool:
         """Whether the order of the graph was chosen, and is to be kept."""
-        return any(item.estimate and item.result.changed for item in self.passes)
+        return self.decision.order is not None
 
     @property
     def declined(self) -> tuple[Declined, ...]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.decide.decision_file import (
+    GivenDecisions,
+    GraphDecision,
+    write_decisions,
+)
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.pipeline.run_passes import PipelineReport
 
 
@@ -38,6 +45,26 @@ def collect_reports() -> Iterator[list[GraphReport]]:
         yield reports
     finally:
         _listeners[:] = [listener for listener in _listeners if listener is not reports]
+
+
+def save_decisions(reports: Iterable[GraphReport], path: str | Path) -> None:
+    """Writes what was decided for each graph to a file, for `options={"decision": path}` of a later
+    start. The reports are those of `collect_reports`, or the graphs of an `Explanation`; all of
+    them must come from compiles with the same options.
+    """
+    reports = [item for item in reports if item.report.fingerprint]
+    if not reports:
+        raise UserError("there is no decision to save: no graph with a Ulysses attention")
+    settings = [item.config.settings for item in reports]
+    if any(other != settings[0] for other in settings):
+        raise UserError("the graphs were compiled with different options: save them one by one")
+    graphs = {
+        (item.report.fingerprint, item.report.kind): GraphDecision(
+            item.report.fingerprint, item.report.kind, item.report.decision
+        )
+        for item in reports
+    }
+    write_decisions(GivenDecisions(settings[0], tuple(graphs.values())), Path(path))
 
 
 def publish(report: GraphReport) -> None:

@@ -144,6 +144,7 @@ def describe_report(report: PipelineReport) -> dict[str, Any]:
         "declined": [describe_declined(item) for item in report.declined],
         "unrelated": [node.name for node in recognition.unrelated],
         "passes": [describe_pass(record) for record in report.passes],
+        "decision": dict(report.decision.lines),
         "schedule": describe_estimate(report.estimate) if report.estimate else None,
         "refused": report.refused,
     }
@@ -185,6 +186,9 @@ def format_graph(summary: dict[str, Any]) -> str:
     if summary["unrelated"]:
         parts.append(f"left alone: {len(summary['unrelated'])} all-to-alls of something else")
     parts += [_pass_line(item, summary) for item in summary["passes"]]
+    if summary["sites"]:
+        decided = "; ".join(f"{what} {value}" for what, value in summary["decision"].items())
+        parts.append(f"decided: {decided}")
     if summary["schedule"]:
         parts.append(format_schedule(summary))
     return "\n".join(parts)
