@@ -1,4 +1,4 @@
-"""Decisions: printed, saved to a file, given back without a search, refused where they do not fit."""
+"""Decisions: printed, saved, given back without a search, refused where they do not fit."""
 
 from __future__ import annotations
 
