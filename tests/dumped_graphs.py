@@ -61,11 +61,13 @@ def cases() -> Iterator[tuple[str, Callable[[Mapping[str, Any]], None], list[Map
             with fake_ranks(idiom.num_ranks):
                 cocodiff_compile.explain(idiom.model(), *idiom.arguments(), options=options)
 
-        yield f"idiom {idiom.name}", explain_idiom, [{**_on(idiom.num_ranks), **forced}]
+        yield f"idiom {idiom.name}", explain_idiom, [{**machine_options(idiom.num_ranks), **forced}]
     for name in SMALL_MODELS:
-        every = [{**_on(NUM_RANKS), **options} for options in (CHOSEN, FORCED)]
+        every = [{**machine_options(NUM_RANKS), **options} for options in (CHOSEN, FORCED)]
         if name == "flux":
-            every += [{**_on(NUM_RANKS), "v_major": _policy(policy)} for policy in POLICIES]
+            every += [
+                {**machine_options(NUM_RANKS), "v_major": _policy(policy)} for policy in POLICIES
+            ]
         yield f"model {name}", lambda options, name=name: _explain_model(name, options), every
 
 
@@ -85,7 +87,7 @@ def _policy(name: str) -> dict[str, Any]:
     return {"policy": name, **POLICIES[name], **always}
 
 
-def _on(num_ranks: int) -> dict[str, Any]:
+def machine_options(num_ranks: int) -> dict[str, Any]:
     file = Path(tempfile.gettempdir()) / f"slow_{num_ranks}.json"
     file.write_text(json.dumps(topology(num_ranks)))
     return {"topology": str(file)}
