@@ -19,7 +19,7 @@ def cocodiff(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Any:
-    """The backend that Dynamo calls, once per graph. `mode` means what it means to Inductor."""
+    """Compiles one graph for Dynamo. `mode` means what it means to Inductor."""
     return compile_for_dynamo(gm, example_inputs, options, mode, _compile_into_folder)
 
 

@@ -23,10 +23,10 @@ def cocodiff_eager(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Any:
-    """The backend that Dynamo calls, once per graph. `mode` is checked, and changes nothing."""
+    """Compiles one graph for Dynamo. `mode` is checked, and changes nothing."""
     return compile_for_dynamo(gm, example_inputs, options, mode, run_as_it_stands)
 
 
 def run_as_it_stands(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:
-    """In place of Inductor's code: the graph."""
+    """Makes the graph itself callable, in place of Inductor's code."""
     return make_boxed_func(gm.forward)

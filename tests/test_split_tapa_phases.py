@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.compiler.explain import explain
 from cocodiff_compile.cost.exchanges import messages_per_exchange, traffic
+from cocodiff_compile.decide.phases import choose_phases
 from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT, aten, bound, size_bytes
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.lab.one_exchange import (
@@ -28,7 +29,7 @@ from cocodiff_compile.lab.one_exchange import (
     split_only_exchange,
 )
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.passes.split_tapa_phases import split_exchanges
+from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases, split_exchanges
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.topology.machine import Machine, sketch_machine
@@ -206,7 +207,8 @@ def test_off_leaves_the_graph_to_the_letter() -> None:
     with fake_ranks(6):
         gm = _block_graph()
         before = str(gm.graph)
-        result = _run(gm, machine(2, 3), "off")
+        found, on = recognize(gm.graph), {"0": machine(2, 3)}
+        result = SplitTapaPhases(on, choose_phases(found, on, "off")).run(gm.graph, found)
     assert not result.changed
     assert str(gm.graph) == before
     assert result.notes == ("4 exchanges: flat",)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.ir.aten import aten, base_of
-from cocodiff_compile.schedule.graph_tasks import is_anchor, is_write_back, reorder
+from cocodiff_compile.schedule.graph_tasks import is_anchor, is_write_back, node_order, reorder
 from tests.traced import inputs, traced
 
 SQUARE = (2, 2)
@@ -29,7 +29,7 @@ def write_back(graph: Graph, into: Node, value: Node, name: str = "copy") -> Nod
 def reordered(graph: Graph, order: Sequence[int] | None = None) -> list[str]:
     """The graph with its anchors in another order, or in their own; what it calls, in order."""
     anchors = [node for node in graph.nodes if is_anchor(node)]
-    reorder(graph, anchors, tuple(order or range(len(anchors))))
+    reorder(graph, node_order(graph, anchors, tuple(order or range(len(anchors)))))
     graph.lint()
     return [node.name for node in graph.nodes if node.op == "call_function"]
 

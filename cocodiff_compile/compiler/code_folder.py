@@ -35,7 +35,7 @@ def ensure_code_folder() -> None:
 
 @functools.cache
 def _why_unwritable(folder: str) -> str:
-    """Empty if it can be."""
+    """Returns why a folder cannot be written; nothing if it can be."""
     try:
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103  (Inductor's own call)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -1,4 +1,4 @@
-"""What the compiler was asked to do with one captured graph."""
+"""Describes the compilation of one captured graph: what was asked for, and how code is made."""
 
 from __future__ import annotations
 

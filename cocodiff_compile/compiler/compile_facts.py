@@ -1,4 +1,4 @@
-"""What ranks compare: facts of a compile as (what, value) pairs, alike on every rank of a group."""
+"""States the facts of a compile that must be the same on every rank of a group, for comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cocodiff_compile.topology.phases import format_phases
 def captured_facts(
     graph: Graph, found: Recognition, group: str, config: CompileConfig, sizes: SizeTexts
 ) -> Facts:
-    """Settings, and the collectives over one group as captured.
+    """Returns the settings, and the collectives over one group as captured.
 
     A recognised exchange has the same shape on every rank; what else a graph holds may not.
     """
@@ -39,8 +39,8 @@ def _why_no_overlap(kind: str) -> str:
 
 
 def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[str, Facts]:
-    """By the group they were captured over: every exchange with its chunks and phases, and all
-    collectives in the order of the graph.
+    """Returns, by the group they were captured over, every exchange with its chunks and phases, and
+    all collectives in the order of the graph.
     """
     lines: dict[str, list[str]] = {}
     group_of: dict[Node, str] = {}
@@ -62,20 +62,20 @@ def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[st
 
 
 def _started(graph: Graph) -> list[tuple[str, Node]]:
-    """The name of its group and each collective, in the order of the graph."""
+    """Returns each collective with the name of its group, in the order of the graph."""
     places = {node: place for place, node in enumerate(graph.nodes)}
     found = [(name, node) for name, nodes in collectives_by_group(graph).items() for node in nodes]
     return sorted(found, key=lambda item: places[item[1]])
 
 
 def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Name and ranks of every group that a graph communicates over, in the order of their use."""
+    """Returns the name and ranks of every group that a graph communicates over, in order of use."""
     found = {name: group_ranks(name) for name in collectives_by_group(graph)}
     return {name: ranks for name, ranks in found.items() if ranks is not None}
 
 
 def _line(node: Node, sizes: SizeTexts | None) -> str:
-    """With its shape, if there is something to write sizes with."""
+    """Describes a collective in words; with its shape if `sizes` can write that."""
     ranks = group_ranks(str(bound(node).get("group_name"))) or ()
     name = str(node.target).removeprefix("_c10d_functional.").removesuffix(".default")
     value = value_of(node.all_input_nodes[0])

@@ -134,7 +134,7 @@ def _compile_inner(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What attentions are cut by; and, for each kind of step, what the rest is decided by."""
+    """Holds what cuts are decided by and, for each kind of step, what the rest is decided by."""
 
     cutting: Deciding
     ordering_of: Callable[[str], Deciding]
@@ -164,8 +164,8 @@ def _plan(report: PipelineReport, compilation: Compilation, differ: Differ) -> _
 
 
 def _new_plan(found: Recognition, compilation: Compilation, differ: Differ) -> _Plan:
-    """The machine, and what things cost on it, are looked for only if something is to be decided by
-    them.
+    """Returns a plan whose choices are still to be made. The machine, and what things cost on it,
+    are looked for only if something is to be decided by them.
     """
     config, dry_run = compilation.config, compilation.dry_run
     is_ordering = _is_ordering(found, config)
@@ -193,7 +193,9 @@ def _given_plan(
     differ: Differ,
     given: Mapping[str, Decision],
 ) -> _Plan:
-    """A kind of step that is not given is decided when it is first compiled."""
+    """Returns the plan of an earlier compile. A kind of step that is not given is decided when it
+    is first compiled.
+    """
     config = compilation.config
     first = next(iter(given.values()))
     phased = [item for item in given.values() if item.is_phased]
@@ -225,7 +227,7 @@ def _with_v_major(deciding: Deciding) -> Deciding:
 
 
 def _tells_calls_apart() -> bool:
-    """Whether weights are inputs of a graph, by which selective calls know what they remember."""
+    """Returns whether weights are inputs of a graph, by which selective calls find their caches."""
     if is_frozen := freezes_weights():
         say_once(
             log,
@@ -237,14 +239,14 @@ def _tells_calls_apart() -> bool:
 
 
 def _sent_share(found: Recognition, usual: Travel) -> float:
-    """How much of what exchanges carry is sent in most steps."""
+    """Returns the part of the exchanged bytes that is sent in most steps."""
     query = found.sites[0].q
     element_bits = 8 * value_of(query.exchange.start).element_size()
     return usual.sent_share(element_bits, optimization_hint(query.head_size))
 
 
 def _rows_differ(found: Recognition, dry_run: bool, alone: bool) -> Differ:
-    """A trial on the device where all ranks compile; a dry run takes all rows for exact."""
+    """Returns the trial of rows on the device. A dry run takes all rows for exact."""
     if not found.sites or dry_run or not ranks_are_real():
         return lambda _: ""
     group = found.sites[0].q.exchange.group
@@ -252,12 +254,12 @@ def _rows_differ(found: Recognition, dry_run: bool, alone: bool) -> Differ:
 
 
 def _kind_of_device(found: Recognition) -> DeviceBackend:
-    """The kind of device that computes the attentions."""
+    """Returns the kind of device that computes the attentions."""
     return device_backend(value_of(found.sites[0].q.exchange.start).device.type)
 
 
 def _is_ordering(found: Recognition, config: CompileConfig) -> bool:
-    """Whether exchanges are to hide behind computation, and can."""
+    """Returns whether exchanges are to hide behind computation, and can."""
     if not config.v_first or "schedule-v-first" in config.disable:
         return False
     if reason := _kind_of_device(found).why_no_overlap():

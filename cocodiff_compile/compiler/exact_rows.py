@@ -1,4 +1,4 @@
-"""Whether a device computes a row alike whatever rows stand beside it: tried, op by op.
+"""Tries, op by op, whether a device computes a row alike whatever rows stand beside it.
 
 Libraries choose kernels by shape, and another kernel may sum in another order: MKL multiplies few
 rows in a way of its own, unless it is told to be strict. So every matmul and attention that would
@@ -43,7 +43,7 @@ _MAX_KEYS = 2048
 
 
 def rows_differ(plan: RowPlan) -> str:
-    """The first op whose rows differ when they are computed run by run; empty if none do."""
+    """Names the first op whose rows differ when they are computed in chunks; empty if none do."""
     if autotunes_matmuls():
         return "max_autotune chooses other kernels for other numbers of rows"
     tried: set[Hashable] = set()
@@ -69,8 +69,8 @@ _Path = tuple[Node, ...]
 
 
 def _readers_of_joined(plan: RowPlan) -> Iterator[tuple[Node, dict[Node, _Path]]]:
-    """The matmuls and attentions that read, behind views, what is joined to other strides than it
-    had; with the path to each such operand.
+    """Yields the matmuls and attentions that read, behind views, what is joined to other strides
+    than it had, with the path to each such operand.
     """
     graph = next((node.graph for node in plan.steps), None)
     for node in graph.nodes if graph is not None else ():
@@ -88,7 +88,7 @@ def _readers_of_joined(plan: RowPlan) -> Iterator[tuple[Node, dict[Node, _Path]]
 
 
 def _path_from_cut(node: Node, plan: RowPlan) -> _Path:
-    """Empty if what lies behind the views is not cut."""
+    """Returns the views from what is cut to `node`; nothing if what lies behind them is not cut."""
     path = [node]
     while path[-1] not in plan.steps:
         if not (is_view(path[-1]) or path[-1].target is aten.slice.Tensor):
@@ -126,8 +126,9 @@ def _remedy(node: Node) -> str:
 
 
 def rows_differ_on_any(plan: RowPlan, group: str, alone: bool) -> str:
-    """The same on all ranks of a group, each of which calls this: what the first one finds, or that
-    they would exchange different runs. A rank that compiles again, `alone`, remembers.
+    """Returns on every rank of a group, each of which calls this, why rows differ on one of them,
+    or that the ranks would exchange different chunks. A rank that compiles again, `alone`, recalls
+    the earlier answer.
     """
     exchanges = [step.cut for node, step in plan.steps.items() if is_collective(node)]
     known, key = _verdicts.get(), (group, tuple(exchanges))
@@ -143,7 +144,7 @@ def rows_differ_on_any(plan: RowPlan, group: str, alone: bool) -> str:
 
 
 def _tried(plan: RowPlan) -> str:
-    """What fails here must not leave other ranks waiting."""
+    """Turns a failure into a reason: it must not leave other ranks waiting."""
     try:
         return rows_differ(plan)
     except Exception as error:
@@ -182,12 +183,12 @@ def _rows(tensor: Tensor, cut: RowCut, number: int) -> Tensor:
 
 
 def _samples(node: Node) -> dict[Node, Any]:
-    """For each input random data of its shape, and in its order in memory."""
+    """Returns random data for each input, of its shape and in its order in memory."""
     return _shortened(node, {item: _sample(item) for item in node.all_input_nodes})
 
 
 def _shortened(node: Node, samples: dict[Node, Any]) -> dict[Node, Any]:
-    """Of an attention in float32 on CPU one head, and some of the keys."""
+    """Keeps one head and some of the keys of an attention in float32 on CPU."""
     value = value_of(node.all_input_nodes[0])
     # Elsewhere kernels are chosen by the number of heads and keys too.
     is_plain = value.device.type == "cpu" and value.dtype is torch.float32

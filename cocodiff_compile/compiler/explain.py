@@ -1,4 +1,4 @@
-"""`explain(model, *args)`: what the backend would do with a model, without generating its code."""
+"""Explains what the backend would do with a model, without generating its code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cocodiff_compile.report.draw_schedule import draw_schedule
 
 @dataclass(frozen=True)
 class Explanation:
-    """All graphs of one call: `print` it, `draw` it, take `.sites`, `.declined`, `.to_json()`."""
+    """Explains all graphs of one call: print it, draw it, take its sites or what was declined."""
 
     graphs: tuple[GraphReport, ...]
 
@@ -37,7 +37,7 @@ class Explanation:
         return tuple(item for graph in self.graphs for item in graph.report.declined)
 
     def to_json(self) -> str:
-        """The summaries of all graphs as one JSON text."""
+        """Returns the summaries of all graphs as one JSON text."""
         graphs = [{"graph": graph.number, **graph.summary} for graph in self.graphs]
         return json.dumps({"graphs": graphs}, indent=1)
 
@@ -90,7 +90,7 @@ def explain(
 
 
 def _stand_in(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:
-    """A callable with the graph's signature that returns zeros instead of computing."""
+    """Returns a callable with the graph's signature that returns zeros instead of computing."""
 
     def call(*args: Any) -> Any:
         # Loops need symbols for what they do not know, sizes of inputs are known.

@@ -1,4 +1,4 @@
-"""From the option `topology` to the machine under each Ulysses group of a graph."""
+"""Finds the machine under each Ulysses group of a graph, as the option `topology` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last part of every compile: passes that order a graph, what is said of it, and its code."""
+"""Finishes a compile: orders the graph, reports what was done, and generates its code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOST_ORDER = (
 
 @dataclass(frozen=True)
 class FinishGraph:
-    """From a graph whose attentions are cut to code."""
+    """Turns a graph whose attentions are cut into code."""
 
     compilation: Compilation
     deciding_of: Callable[[str], Deciding]
@@ -78,7 +78,7 @@ class FinishGraph:
 
 @dataclass(frozen=True)
 class Dumps:
-    """Where one graph is written to while passes run."""
+    """Writes one graph down while passes run."""
 
     number: int
     rank: int
@@ -94,7 +94,7 @@ class Dumps:
         return cls(number, rank, folder, (TraceDump(), FolderDump(folder, rank, number)))
 
     def of_kind(self, kind: str) -> Dumps:
-        """Of what is made of the graph for one kind of denoising step: a folder in its folder."""
+        """Returns the dumps for one kind of denoising step, in a folder inside of this one."""
         if self.folder is None:
             return replace(self, observers=(TraceDump(),))
         folder = self.folder / kind.replace(" ", "_")

@@ -1,4 +1,4 @@
-"""The rounds in which ranks agree on one graph, if there are ranks to agree with."""
+"""Lets ranks agree on one graph, in rounds, if there are ranks to agree with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cocodiff_compile.ranks.agreement.world import ranks_are_real
 
 @dataclass(frozen=True)
 class GraphRounds:
-    """What ranks compare of one graph; without groups there are none to compare with."""
+    """Compares one graph between its ranks; without groups there is nobody to compare with."""
 
     groups: Groups
     captured: dict[str, Facts]
@@ -57,8 +57,8 @@ class GraphRounds:
             self.rounds.compare("planned", facts)
 
     def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:
-        """What calls of the graph communicate, as the passes left it; None if there is nobody to
-        compare it with.
+        """Returns what calls of the graph communicate, as the passes left it; None if there is
+        nobody to compare it with.
         """
         if not self.groups:
             return None
@@ -72,12 +72,12 @@ class GraphRounds:
 
     @property
     def within_a_call(self) -> GraphRounds:
-        """For what is called from code whose calls are compared already."""
+        """Returns rounds for what is called from code whose calls are compared already."""
         return replace(self, groups={})
 
 
 def checked(run: Any, plans: SizedPlans | None) -> Any:
-    """`run`, compared by the ranks when it is called."""
+    """Returns `run`, compared by the ranks when it is called."""
     return run if plans is None else CheckedCall(run, plans)
 
 
@@ -85,8 +85,8 @@ def checked(run: Any, plans: SizedPlans | None) -> Any:
 def graph_rounds(
     graph: Graph, found: Recognition, config: CompileConfig, dry_run: bool, kind: str = ""
 ) -> Iterator[GraphRounds]:
-    """The rounds with the other ranks; none without any, and in a dry run. `kind`
-    tells apart what is made of one captured graph.
+    """Yields the rounds with the other ranks; there are none without ranks, and in a dry run.
+    `kind` tells apart what is made of one captured graph.
     """
     is_among_ranks = not dry_run and ranks_are_real()
     groups = collective_groups(graph) if is_among_ranks else {}

@@ -1,4 +1,4 @@
-"""What a rank computes with, measured: a matmul, an attention and an activation, a few times each.
+"""Measures what a rank computes with: a matmul, an attention and an activation, a few times each.
 Of all times the lower quartile counts: what others do on the machine only adds to them. Where ranks
 outnumber the cores each gets a share of that, and one that sends by its own processor computes less
 meanwhile: both are measured too.
@@ -38,7 +38,9 @@ _measured: PerWorld[dict[tuple[str, torch.dtype], Device]] = PerWorld(dict)
 
 
 def find_device(found: Recognition, dry_run: bool) -> Device:
-    """What computes the attentions. On live ranks all of them call this at the same time."""
+    """Returns the rates of the device that computes the attentions. All live ranks call this at the
+    same time.
+    """
     exchange = found.sites[0].q.exchange
     value = value_of(exchange.start)
     key = (value.device.type, value.dtype)
@@ -57,7 +59,7 @@ def _unmeasured(device: torch.device) -> Device:
 
 
 def agreed_device(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Device:
-    """Measured by all ranks of a group at the same time, the same on each."""
+    """Measures on all ranks of a group at the same time, and returns the same rates on each."""
     measured = from_first_rank(measure_device(device, dtype), group)
     own = measure_share(device, group), measure_start(device, group)
     shares, starts = zip(*gathered(own, group), strict=True)
@@ -65,7 +67,7 @@ def agreed_device(device: torch.device, dtype: torch.dtype, group: dist.ProcessG
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Device:
-    """Rates that are reached, with all of a rank's threads."""
+    """Measures the rates that are reached with all of a rank's threads."""
     matmul = _rate(device, lambda size: _matmul(device, dtype, size))
     attention = _rate(device, lambda size: _attention(device, dtype, size))
     memory = _rate(device, lambda size: _activation(device, dtype, size))
@@ -82,7 +84,7 @@ def measure_device(device: torch.device, dtype: torch.dtype) -> Device:
 
 
 def measure_start(device: torch.device, group: dist.ProcessGroup) -> float:
-    """What an exchange of few bytes takes of a processor that computes too, in whatever thread."""
+    """Measures how long an exchange of few bytes keeps a processor, which computes too, busy."""
     if device.type != "cpu":
         return 0.0
     buffer = torch.ones(dist.get_world_size(group))
@@ -97,7 +99,7 @@ def measure_start(device: torch.device, group: dist.ProcessGroup) -> float:
 
 
 def measure_share(device: torch.device, group: dist.ProcessGroup) -> float:
-    """Of a core, what a rank gets while all of them compute: ranks may outnumber the cores."""
+    """Measures the share of a core that a rank gets while all ranks compute."""
     if device.type != "cpu":
         return 1.0
     _, compute = _matmul(device, torch.float32, 1)
@@ -117,8 +119,8 @@ _Work = tuple[float, Callable[[], object]]
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
-    """As a projection does it: some libraries take many times longer for weights that do not lie
-    the way those of a linear layer do.
+    """Multiplies as a projection does: some libraries take many times longer for weights that do
+    not lie the way those of a linear layer do.
     """
     rows, columns = 64 * size, 512
     left = torch.ones(rows, columns, device=device, dtype=dtype)
@@ -134,7 +136,7 @@ def _attention(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
 
 
 def _activation(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
-    """What is light computes a little for all that it reads and writes."""
+    """Applies an activation, which computes a little for all that it reads and writes."""
     source = torch.ones(size << 16, device=device, dtype=dtype)
     result = torch.empty_like(source)
     moved = 2.0 * source.numel() * source.element_size()
@@ -142,7 +144,7 @@ def _activation(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
 
 
 def _rate(device: torch.device, make: Callable[[int], _Work]) -> float:
-    """Work per second, of a piece that takes long enough to be timed."""
+    """Returns the work per second of a piece that takes long enough to be timed."""
     for doubling in range(_MAX_DOUBLINGS):
         amount, call = make(1 << doubling)
         seconds = _seconds(device, call, readings=1)

@@ -1,4 +1,4 @@
-"""Makes Inductor keep the order of a graph: it fuses and reorders by its own lights otherwise.
+"""Makes Inductor keep the order of a graph: it fuses and reorders in its own order otherwise.
 
 Runs as Inductor's last pass over the graph. What has a place of its own in a schedule is made to
 depend on what stands before it, wherever the data do not say so already. A function of the graph
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class PinOrder(CustomGraphPass):
-    """Each anchor after the one before it. Nothing is made to follow a wait but what reads what was
-    waited for: that may come earlier, never later.
+    """Makes each anchor follow the one before it. Only what reads what was waited for follows a
+    wait: a wait may come earlier, never later.
     """
 
     def __call__(self, graph: Graph) -> None:
@@ -39,8 +39,8 @@ class PinOrder(CustomGraphPass):
             say_once(
                 log,
                 logging.WARNING,
-                "this version of torch cannot be told an order: Inductor orders the exchanges by "
-                "its own lights, results are the same",
+                "this version of torch cannot be told an order: Inductor orders the exchanges "
+                "in its own way, results are the same",
             )
 
     def uuid(self) -> Any:
@@ -49,7 +49,7 @@ class PinOrder(CustomGraphPass):
 
 
 def _following(graph: Graph) -> Iterator[tuple[Node, Node]]:
-    """(anchor, the anchor it must follow) where its own data do not make it."""
+    """Yields (anchor, the anchor it must follow) where its own data do not make it follow."""
     last: Node | None = None
     for node in graph.nodes:
         if not is_anchor(node):
@@ -61,7 +61,7 @@ def _following(graph: Graph) -> Iterator[tuple[Node, Node]]:
 
 
 def _is_fed_by(node: Node, anchor: Node) -> bool:
-    """Whether data flow from `anchor` to `node` with no anchor between them but waits."""
+    """Returns whether data flow from `anchor` to `node` with no anchor between them but waits."""
     seen: set[Node] = set()
     stack = [node]
     while stack:
@@ -78,7 +78,7 @@ def _is_fed_by(node: Node, anchor: Node) -> bool:
 
 
 def pinned() -> Any:
-    """While code is generated: the graph's own order."""
+    """Returns the settings under which Inductor keeps the order of a graph."""
     return inductor_settings(
         {
             "post_grad_custom_post_pass": PinOrder(),

@@ -1,4 +1,4 @@
-"""One captured graph, compiled once per kind of denoising step, each kind when it is first needed.
+"""Compiles one captured graph once per kind of denoising step, when that is first needed.
 
 Attentions are cut the same way for all kinds, so that all remember the same tensors.
 """
@@ -36,7 +36,7 @@ from cocodiff_compile.v_major.travel import Remembered, Travel
 
 
 def select_pass(options: VMajorOptions) -> SelectVMajor:
-    """For steps of the usual kind."""
+    """Returns the pass for steps of the usual kind."""
     policy = options.make_policy()
     return SelectVMajor(
         policy.usual,
@@ -57,8 +57,8 @@ def selective_call(
     dumps: Dumps,
     rounds: GraphRounds,
 ) -> Any:
-    """What stands for the compiled graph. The kind that the first call needs is compiled here. A
-    dry run is shown what most steps carry, and gets the graph without it.
+    """Returns the callable for a graph, with the kind of step that the first call needs compiled. A
+    dry run reports the usual kind of step, and gets the graph as captured.
     """
     compilation = finish.compilation
     options = compilation.config.selective
@@ -93,7 +93,7 @@ class _SelectiveGraph:
     measures_drift: bool
 
     def compile_later(self, travel: Travel | None) -> Variant:
-        """Between calls, outside of Dynamo."""
+        """Compiles another kind of step between calls, outside of Dynamo."""
         found, compilation = self.report.recognition, self.finish.compilation
         kind = str(travel or EXACT)
         with (
@@ -138,7 +138,7 @@ class _SelectiveGraph:
 
 
 def _sent_bytes(graph: Graph) -> int:
-    """That a rank sends to others in all exchanges of a graph, and to tell them its tokens."""
+    """Returns the bytes that a rank sends to others in all collectives of a graph."""
     total = 0
     for starts in collectives_by_group(graph).values():
         for start in starts:

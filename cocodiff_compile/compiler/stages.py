@@ -1,4 +1,4 @@
-"""The stages that a graph goes through, in order, and what each of them chooses.
+"""Lists the stages that a graph goes through, in order, and what each of them chooses.
 
     recognize   recognize-ulysses
     cut         split-projections, chunk-heads, chunk-tokens
@@ -49,7 +49,7 @@ from cocodiff_compile.topology.machine import Machine
 
 @dataclass(frozen=True)
 class Deciding:
-    """What the stages of one graph decide by."""
+    """Holds everything that the stages of one graph decide by."""
 
     config: CompileConfig
     costs: Costs | None = None
@@ -109,7 +109,7 @@ def _head_counts(deciding: Deciding, graph: Graph, found: Recognition) -> tuple[
 
 
 def _token_counts(deciding: Deciding) -> tuple[int, ...]:
-    """The numbers of token chunks that are possible behind the head chunks."""
+    """Returns the numbers of token chunks that are possible behind the head chunks."""
     asked = _asked_token_chunks(deciding)
     if asked != "auto":
         return (asked,)
@@ -208,7 +208,7 @@ STAGES = (*RECOGNIZE, *CUT, *SELECT, *ORDER)
 
 
 def stages(part: tuple[tuple[str, Choose], ...], deciding: Deciding) -> tuple[Stage, ...]:
-    """The stages of one part of the table that are not disabled."""
+    """Returns the stages of one part of the table that are not disabled."""
     return tuple(
         Stage(name, functools.partial(choose, deciding))
         for name, choose in part

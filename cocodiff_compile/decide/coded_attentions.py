@@ -15,8 +15,8 @@ def choose_uncoded(
     budget_bytes: float | None = None,
     worth: CodingWorth | None = None,
 ) -> tuple[str, ...]:
-    """For each attention the reason why it is left uncompressed, empty where it is coded. Those
-    that send most get room in the budget first. Without `worth` all are taken to gain time.
+    """Returns for each attention why it is left uncompressed, nothing where it is coded. Those that
+    send most get room in the budget first. Without `worth` all are taken to gain time.
     """
     select.check_layers(found.sites)
     reasons = [worth.why_not(site) if worth else "" for site in found.sites]

@@ -1,4 +1,4 @@
-"""Whether coding what an attention exchanges saves more time on the links than it takes."""
+"""Estimates whether coding an attention's exchanges saves more time on the links than it takes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ two cores this came to 2 to 4 ns.
 
 @dataclass(frozen=True)
 class CodingWorth:
-    """For steps of the usual kind; what does not pay in them is never coded."""
+    """Weighs coding in steps of the usual kind; what does not pay in them is never coded."""
 
     costs: Costs
     usual: Travel
 
     def why_not(self, site: UlyssesSite) -> str:
-        """Why all that an attention exchanges should travel in full; nothing if it should not, or
+        """Returns why an attention should be sent uncompressed; nothing if it should be coded, or
         if that is unknown.
         """
         saved_s = taken_s = 0.0

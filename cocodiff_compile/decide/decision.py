@@ -1,4 +1,4 @@
-"""What was decided for one graph, as plain values: printed, compared between ranks, saved."""
+"""Records what was decided for one graph, as plain values to print, compare and save."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Decision:
 
     @property
     def is_phased(self) -> bool:
-        """Whether any exchange runs in more than one phase."""
+        """Returns whether any exchange runs in more than one phase."""
         return any(len(item.phases) > 1 for item in self.phases)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Decision:
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """Each kind of choice, and what was chosen, in words."""
+        """Returns each kind of choice with what was chosen, in words."""
         heads = Counter(self.head_chunks)
         coded = sum(not reason for reason in self.uncoded)
         phases = Counter(format_phases(item.phases) for item in self.phases)

@@ -27,8 +27,8 @@ def choose_head_chunks(
     token_counts: Sequence[int],
     limits: Limits,
 ) -> dict[int, int]:
-    """The number of chunks of each attention that is estimated to take least, if tokens will run
-    in one of `token_counts` chunks, whichever is best.
+    """Returns the number of chunks of each attention that is estimated to take least, if tokens
+    will run in one of `token_counts` chunks, whichever is best.
     """
     allowed = {
         place: [n for n in limits.head_chunks if isinstance(plan_chunks(site, n), ChunkPlan)]
@@ -44,7 +44,7 @@ def choose_head_chunks(
 def in_chunks(
     tasks: Tasks, counts: Mapping[int, int], cost_of: CostOf, launch_s: float
 ) -> list[Task]:
-    """The tasks with site `s` cut into `counts[s]` chunks, each with its own exchanges."""
+    """Returns the tasks with site `s` cut into `counts[s]` chunks, each with its own exchanges."""
     made: list[Task] = []
     copies: list[list[int]] = []
     for task in tasks:
@@ -65,7 +65,7 @@ def in_chunks(
 
 
 def _needed(other: Task, task: Task, copies: list[int], chunk: int) -> list[int]:
-    """A chunk needs its own chunk of what belongs to the same attention, and all of the rest."""
+    """Returns what a chunk needs: its own chunk of the same attention, and all of the rest."""
     return [copies[chunk]] if other.site == task.site and len(copies) > 1 else copies
 
 
@@ -87,8 +87,8 @@ def _part(
 
 @dataclass(frozen=True)
 class ChunkChoice:
-    """How many chunks each attention is cut into, how long the whole program then takes, and what
-    was compared.
+    """Holds the chosen number of chunks of each attention, the estimated time, and what was
+    compared.
     """
 
     counts: dict[int, int]
@@ -104,7 +104,7 @@ def choose_chunks(
     launch_s: float,
     gain: float,
 ) -> ChunkChoice:
-    """The number of chunks, of those `allowed` per site, beyond which more do not pay."""
+    """Chooses the number of chunks, of those `allowed` per site, beyond which more do not pay."""
     asked = sorted({1, *(count for counts in allowed.values() for count in counts)})
     choices = {
         number: {

@@ -1,4 +1,4 @@
-"""How much a rewrite must gain before it is chosen, and how much is tried."""
+"""Sets how much a rewrite must gain before it is chosen, and what is tried."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class Limits:
 
 
 def pays(before_s: float, after_s: float, gain: float) -> bool:
-    """Whether a rewrite saves at least `gain` of the time before it."""
+    """Returns whether a rewrite saves at least `gain` of the time before it."""
     return after_s <= (1 - gain) * before_s

@@ -24,7 +24,7 @@ class OrderChoice:
 
 
 def choose_order(graph: Graph, found: Recognition, costs: Costs, limits: Limits) -> OrderChoice:
-    """The scheduled order, unless its gain is small or it would keep much more memory alive."""
+    """Takes the scheduled order, unless it gains little or would keep much more memory alive."""
     tasks = graph_tasks(graph, found, costs)
     estimate = estimate_schedule(tasks.tasks)
     before_ms, after_ms = estimate.before.step_s * 1e3, estimate.after.step_s * 1e3

@@ -15,7 +15,7 @@ from cocodiff_compile.topology.phases import Phases
 def choose_phases(
     found: Recognition, machines: Mapping[str, Machine], tapa: Literal["auto", "on", "off"]
 ) -> dict[tuple[str, int], Phases]:
-    """By group and size, in the order of the exchanges."""
+    """Returns the phases by group and size, in the order of the exchanges."""
     keys = dict.fromkeys(map(exchange_key, flat_pieces(found)))
     return {
         (group, size_bytes): plan_phases(machines[group].topology, size_bytes, tapa).phases

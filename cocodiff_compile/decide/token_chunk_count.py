@@ -36,7 +36,7 @@ Differ = Callable[[RowPlan], str]
 def check_token_chunks(
     graph: Graph, found: Recognition, count: int, differ: Differ
 ) -> Choice[TokenChunks]:
-    """`count` chunks, as asked for, wherever these give the same bits."""
+    """Takes the `count` chunks that were asked for, if these give the same bits."""
     plan, declined = plan_runs(graph, found.sites, count)
     if reason := differ(plan):
         return Choice(WHOLE, (f"left whole: {reason}",), declined)
@@ -46,7 +46,7 @@ def check_token_chunks(
 def choose_token_chunks(
     graph: Graph, found: Recognition, costs: Costs, differ: Differ, limits: Limits
 ) -> Choice[TokenChunks]:
-    """Chunks if they pay. Nobody asked for them: an attention that cannot be cut gets a note."""
+    """Takes chunks if they pay; an attention that cannot be cut then gets a note only."""
     count = limits.token_chunks
     plan, whole = plan_runs(graph, found.sites, count)
     notes = (f"{len(whole)} attentions left whole: {whole[0].reason}",) if whole else ()
@@ -70,7 +70,7 @@ def _able(sites: Sequence[UlyssesSite], declined: Sequence[Declined]) -> tuple[i
 
 
 def token_chunk_tasks(graph: Graph, found: Recognition, costs: Costs, count: int) -> Tasks:
-    """The tasks of a graph as they would be with tokens in `count` chunks."""
+    """Returns the tasks of a graph as they would be with tokens in `count` chunks."""
     if count > 1:
         graph, found = sketched(graph, found)
         plan, _ = plan_runs(graph, found.sites, count)

@@ -36,7 +36,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a stage does to one graph."""
+    """Says what a stage does to one graph."""
 
     graph_pass: GraphPass | None = None
     """The pass that applies what was chosen; None leaves the graph as it is."""
@@ -77,7 +77,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class PipelineReport:
-    """All passes of one graph, in order; `refused` says why none ran."""
+    """Reports on all passes of one graph, in order; `refused` says why none ran."""
 
     passes: tuple[PassRecord, ...] = ()
     refused: str = ""
@@ -88,8 +88,8 @@ class PipelineReport:
     """The kind of denoising step, with V-Major."""
 
     def with_pass(self, record: PassRecord, decided: Mapping[str, Any]) -> PipelineReport:
-        """This and one more. If that found anew what was recognised, the old finds are let go: they
-        hold nodes that are in no graph any more, and with them all that these read.
+        """Returns this report with one more pass. If that pass recognised the graph again, earlier
+        recognitions are dropped: they hold nodes that are in no graph any more.
         """
         passes = self.passes
         if record.result.recognition is not None:
@@ -99,7 +99,7 @@ class PipelineReport:
 
     @property
     def recognition(self) -> Recognition:
-        """What the last recognition of the run found."""
+        """Returns what the last recognition of the run found."""
         for record in reversed(self.passes):
             if record.result.recognition is not None:
                 return record.result.recognition
@@ -107,18 +107,18 @@ class PipelineReport:
 
     @property
     def estimate(self) -> ScheduleEstimate | None:
-        """Of the order that was chosen last, if one was."""
+        """Returns the estimate of the order that was chosen last, if one was."""
         found = (item.estimate for item in reversed(self.passes))
         return next(filter(None, found), None)
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the order of the graph was chosen, and is to be kept."""
+        """Returns whether a new order of the graph was chosen, and is to be kept."""
         return self.decision.order is not None
 
     @property
     def declined(self) -> tuple[Declined, ...]:
-        """Everything left alone, by recognition and by every pass after it."""
+        """Returns everything left alone, by recognition and by every pass after it."""
         own = tuple(item for record in self.passes for item in record.result.declined)
         return self.recognition.declined + own
 
@@ -183,7 +183,7 @@ def _refuse_broken(pass_name: str, broken: str) -> None:
 
 
 def _lint_error(lint: Callable[[], object]) -> str:
-    """What speaks against a graph, by a function that lints it; dropping dead code does first."""
+    """Returns what a function that lints a graph says against it; nothing if it passes."""
     try:
         lint()
     except RuntimeError as error:
@@ -192,7 +192,7 @@ def _lint_error(lint: Callable[[], object]) -> str:
 
 
 def broken_rule(graph: Graph) -> str:
-    """The first rule that does not hold, in words; empty if all hold."""
+    """Returns the first rule that does not hold, in words; nothing if all hold."""
     if broken := _lint_error(graph.lint):
         return broken
     for node in graph.nodes:
@@ -206,6 +206,6 @@ def broken_rule(graph: Graph) -> str:
 
 
 def _readers(node: Node) -> list[Node]:
-    """Those of the result, and those of its parts where a collective returns several tensors."""
+    """Returns the readers of a collective's result, and of its parts if it has several."""
     readers = list(node.users)
     return readers + [after for reader in readers for after in reader.users]
