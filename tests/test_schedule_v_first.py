@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule, Node
 
 from cocodiff_compile.compat import compile_fx_inner
@@ -36,6 +35,7 @@ from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.schedule.peak_memory import peak_bytes
 from tests.captured import fake_ranks
+from tests.code_text import text_only
 from tests.hand_written import HEADS, WIDTH, Block
 from tests.traced import traced
 
@@ -99,11 +99,10 @@ def generated(name: str, chunks: int, runs: int) -> Generated:
         def backend(gm: GraphModule, example_inputs: Sequence[object]) -> object:
             return compile_graph(gm, example_inputs, config, keep, dry_run=True)
 
-        with torch.no_grad(), collect_reports() as reports:
-            compiled = torch.compile(model, backend=backend, fullgraph=True)
-            _, (code,) = run_and_get_code(compiled, **inputs)
+        with torch.no_grad(), collect_reports() as reports, text_only() as written:
+            torch.compile(model, backend=backend, fullgraph=True)(**inputs)
     (report,) = reports
-    return Generated(place, kinds, report, code)
+    return Generated(place, kinds, report, written[0])
 
 
 IN_RUNS = [

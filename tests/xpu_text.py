@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +22,6 @@ from torch._dynamo.device_interface import (
     register_interface_for_device,
 )
 from torch._inductor import scheduler
-from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule
 from torch.utils import _triton
 
@@ -34,6 +32,7 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.cpu import CPU
 from tests.absent_devices import load_stand_in
 from tests.captured import fake_ranks
+from tests.code_text import text_only
 from tests.hand_written import WIDTH, Block
 
 _PROPERTIES = SimpleNamespace(name="nothing", multi_processor_count=64, gpu_subslice_count=64)
@@ -50,10 +49,6 @@ class NoXpu(XpuInterface):
     raise_if_triton_unavailable = staticmethod(lambda _device=None: None)
 
 
-class _WrittenError(Exception):
-    """The text is there."""
-
-
 def write_text(topology: str) -> dict[str, Any]:
     """Of one hand-written Ulysses attention on two ranks."""
     found: dict[str, Any] = {}
@@ -61,10 +56,6 @@ def write_text(topology: str) -> dict[str, Any]:
     def keep(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
         found["kinds"] = graph_kinds(gm.graph)
         return compile_fx_inner(gm, *args, **kwargs)
-
-    def written(code: str) -> None:
-        found["code"] = code
-        raise _WrittenError
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_graph(gm, inputs, config, keep, dry_run=True, device=CPU.guess)
@@ -75,15 +66,13 @@ def write_text(topology: str) -> dict[str, Any]:
         model, x = Block().eval(), torch.ones(1, 64, WIDTH)
     with (
         mode,
-        patch.object(GraphLowering, "save_output_code", written),
         patch.object(scheduler, "has_triton", lambda: True),
         patch.object(_triton, "triton_hash_with_backend", lambda: "text only"),
-        torch._inductor.config.patch(fx_graph_cache=False),
-        suppress(_WrittenError, torch._dynamo.exc.BackendCompilerFailed),
         torch.no_grad(),
+        text_only() as written,
     ):
         torch.compile(model, backend=backend, fullgraph=True)(x)
-    return found
+    return {**found, "code": written[0]}
 
 
 if __name__ == "__main__":
