@@ -45,7 +45,7 @@ from cocodiff_compile.pipeline.run_passes import Pipeline
 from cocodiff_compile.ranks.agreement.attempts import failures_told
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.v_major.travel import Travel
+from cocodiff_compile.v_major.payload import Payload
 
 log = logging.getLogger(__name__)
 
@@ -162,8 +162,8 @@ def _plan(found: Recognition, compilation: Compilation, differ: Differ) -> _Plan
     uncoded = choose_uncoded(select, found, deciding.budget_bytes, deciding.worth)
     if not replace(select, uncoded=uncoded).rewrites_any(found):
         return _Plan(deciding, deciding)
-    usual = replace(costs, sent_share=_sent_share(found, select.travel)) if costs else None
-    cutting = replace(deciding, costs=usual, keeps_whole=bool(select.travel.omitted))
+    usual = replace(costs, sent_share=_sent_share(found, select.payload)) if costs else None
+    cutting = replace(deciding, costs=usual, keeps_whole=bool(select.payload.skipped_share))
     return _Plan(cutting, deciding, selects=True)
 
 
@@ -175,7 +175,7 @@ def _with_v_major(deciding: Deciding) -> Deciding:
     return replace(
         deciding,
         select=select,
-        worth=CodingWorth(costs, select.travel) if costs and options.when == "pays" else None,
+        worth=CodingWorth(costs, select.payload) if costs and options.only_if_faster else None,
         budget_bytes=None if budget is None else budget / options.guidance_passes,
     )
 
@@ -187,12 +187,12 @@ def _tells_calls_apart() -> bool:
             log,
             logging.WARNING,
             "v_major is on, but Inductor's freezing makes constants of weights, by which calls are "
-            "told apart: all travels in full; turn torch._inductor.config.freezing off",
+            "told apart: everything is sent uncompressed; turn torch._inductor.config.freezing off",
         )
     return not is_frozen
 
 
-def _sent_share(found: Recognition, usual: Travel) -> float:
+def _sent_share(found: Recognition, usual: Payload) -> float:
     """How much of what exchanges carry is sent in most steps."""
     query = found.sites[0].q
     element_bits = 8 * value_of(query.exchange.start).element_size()

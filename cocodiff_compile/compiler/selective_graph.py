@@ -30,8 +30,8 @@ from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.ranks.agreement.attempts import failures_told
 from cocodiff_compile.v_major.denoising import is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
+from cocodiff_compile.v_major.payload import CachedRoles, Payload
 from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
-from cocodiff_compile.v_major.travel import Remembered, Travel
 
 
 def select_pass(options: VMajorOptions) -> SelectVMajor:
@@ -39,10 +39,10 @@ def select_pass(options: VMajorOptions) -> SelectVMajor:
     policy = options.make_policy()
     return SelectVMajor(
         policy.usual,
-        Remembered.for_all(policy.travels),
+        CachedRoles.for_payloads(policy.payloads),
         options.compare,
-        streams_apart=options.streams == "apart",
-        skips_unsent=options.unsent == "skipped",
+        selects_per_stream=options.select_per_stream,
+        skips_unsent=not options.compute_unsent,
         layers=options.layers,
         measures_drift=policy.measures_drift,
     )
@@ -97,10 +97,10 @@ class _SelectiveGraph:
         assert select is not None
         return select
 
-    def compile_later(self, travel: Travel | None) -> Variant:
+    def compile_later(self, payload: Payload | None) -> Variant:
         """Between calls, outside of Dynamo."""
         found, compilation = self.report.recognition, self.finish.compilation
-        kind = str(travel or "exact")
+        kind = str(payload or "exact")
         with (
             failures_told(),
             compiling_later(self.example_inputs),
@@ -109,25 +109,25 @@ class _SelectiveGraph:
                 self.gm.graph, found, compilation.config, compilation.dry_run, kind
             ) as rounds,
         ):
-            return self.compile(travel, rounds)
+            return self.compile(payload, rounds)
 
-    def compile(self, travel: Travel | None, rounds: GraphRounds) -> Variant:
+    def compile(self, payload: Payload | None, rounds: GraphRounds) -> Variant:
         gm, report = self._copy()
-        dumps = self.dumps.of_kind(str(travel or "exact"))
+        dumps = self.dumps.of_kind(str(payload or "exact"))
         for observer in dumps.observers:
             observer.captured(gm)
         inputs = list(self.example_inputs)
-        if travel is not None:
-            deciding = replace(self.finish.deciding, select=replace(self.select, travel=travel))
+        if payload is not None:
+            deciding = replace(self.finish.deciding, select=replace(self.select, payload=payload))
             report = Pipeline(stages(SELECT, deciding), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
             inputs += [node.meta["val"] for node in places]
-        memories = tuple(inputs[len(self.example_inputs) :])
-        if memories and self.select.measures_drift:
-            memories = memories[:-1]  # the drift, a number
+        caches = tuple(inputs[len(self.example_inputs) :])
+        if caches and self.select.measures_drift:
+            caches = caches[:-1]  # the drift, a number
         sent_bytes = _sent_bytes(gm.graph)
         compiled = self.finish.run(gm, inputs, report, dumps, rounds.within_a_call)
-        return Variant(compiled, memories, sent_bytes)
+        return Variant(compiled, caches, sent_bytes)
 
     def _copy(self) -> tuple[GraphModule, PipelineReport]:
         graph, found = copied(self.gm.graph, self.report.recognition)

@@ -8,7 +8,7 @@ from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.layout import Size, known
 from cocodiff_compile.ir.records import Exchange, Role, UlyssesSite
-from cocodiff_compile.v_major.travel import Travel
+from cocodiff_compile.v_major.payload import Payload
 
 _TRAFFIC_BYTES = 32
 """That coding and decoding move per element: float32 differences and memories, read and written. On
@@ -21,11 +21,11 @@ class CodingWorth:
     """For steps of the usual kind; what does not pay in them is never coded."""
 
     costs: Costs
-    usual: Travel
+    usual: Payload
 
     def why_not(self, site: UlyssesSite) -> str:
-        """Why all that an attention exchanges should travel in full; nothing if it should not, or
-        if that is unknown.
+        """Returns why all that an attention exchanges should be sent uncompressed; an empty string
+        if it should be coded, or if that is unknown.
         """
         saved_s = taken_s = 0.0
         for exchange, roles, group in site.exchanged:
@@ -43,7 +43,8 @@ class CodingWorth:
             return ""
         return (
             f"coding would take {1e3 * taken_s:.2f} ms a step and save {1e3 * saved_s:.2f} ms on "
-            "the links: travels in full; v_major={'when': 'always'} codes it all the same"
+            "the links: it is sent uncompressed; set v_major={'only_if_faster': False} to code "
+            "it anyway"
         )
 
     def _share(self, exchange: Exchange, roles: tuple[Role, ...], group: Size) -> float | None:
