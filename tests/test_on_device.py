@@ -22,7 +22,7 @@ from cocodiff_compile.compat import compile_fx_inner
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.devices.choose import choose_communication, device_backend
+from cocodiff_compile.devices.choose import choose_transport, device_kind
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.devices.installed import installed_here
 from cocodiff_compile.ranks.detect import place_of_this_rank
@@ -43,7 +43,7 @@ def _kinds(*cpu_marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
 @_kinds()
 def test_ranks_of_it_have_something_to_talk_over(kind: str) -> None:
-    chosen = choose_communication(device_backend(kind), installed_here(), None, {})
+    chosen = choose_transport(device_kind(kind), installed_here(), None, {})
     assert not chosen.on_request
 
 

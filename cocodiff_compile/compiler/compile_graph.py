@@ -35,9 +35,9 @@ from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.decide.coded_attentions import choose_uncoded
 from cocodiff_compile.decide.coding_worth import CodingWorth
 from cocodiff_compile.decide.token_chunk_count import Differ
-from cocodiff_compile.devices.choose import device_backend
+from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.devices.kind import DeviceBackend
+from cocodiff_compile.devices.kind import DeviceKind
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.records import Recognition
@@ -207,9 +207,9 @@ def _rows_differ(found: Recognition, dry_run: bool, alone: bool) -> Differ:
     return functools.partial(rows_differ_on_any, group=group, alone=alone)
 
 
-def _kind_of_device(found: Recognition) -> DeviceBackend:
+def _kind_of_device(found: Recognition) -> DeviceKind:
     """The kind of device that computes the attentions."""
-    return device_backend(value_of(found.sites[0].q.exchange.start).device.type)
+    return device_kind(value_of(found.sites[0].q.exchange.start).device.type)
 
 
 def _is_ordering(found: Recognition, config: CompileConfig) -> bool:

@@ -64,13 +64,13 @@ def properties_of(device: torch.device) -> Any:
 
 def legacy_versions() -> dict[str, str]:
     """Of the legacy packages that are installed."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for package in LEGACY_PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def why_not_legacy(package: str, installed: Installed) -> str:

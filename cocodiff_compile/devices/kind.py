@@ -18,7 +18,7 @@ from cocodiff_compile.topology.axes import Link
 
 
 @dataclass(frozen=True)
-class Communication:
+class Transport:
     """A backend of torch.distributed, for tensors of one kind of device."""
 
     name: str
@@ -42,11 +42,11 @@ class MachineKind:
 
 
 @dataclass(frozen=True)
-class DeviceBackend:
+class DeviceKind:
     """One kind of device; `name` is torch's."""
 
     name: str
-    communications: tuple[Communication, ...]
+    transports: tuple[Transport, ...]
     """In order of preference."""
     remedies: str
     """What to do if none of them can be used."""
@@ -71,9 +71,9 @@ class DeviceBackend:
         for name in self.blocking_variables:
             if environment.get(name, "0") not in ("", "0"):
                 return (
-                    f"{name}={environment[name]} makes every exchange block its rank, nothing can "
-                    "hide behind it: schedule-v-first and automatic head chunks are left out; "
-                    "unset it"
+                    f"{name}={environment[name]} makes every exchange block its rank, so that "
+                    "nothing overlaps with it: schedule-v-first and automatic head chunks are "
+                    f"skipped; unset {name}"
                 )
         return ""
 

@@ -10,9 +10,9 @@ from typing import Any
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.installed import Installed, why_not_legacy
 from cocodiff_compile.devices.kind import (
-    Communication,
-    DeviceBackend,
+    DeviceKind,
     MachineKind,
+    Transport,
     why_not_built_in,
 )
 from cocodiff_compile.topology.presets import GB, MICROSECOND, SLINGSHOT, TILE, XE_LINK
@@ -40,16 +40,16 @@ def _card(properties: Any) -> str:
     return data[:-1].hex() if any(data) else ""
 
 
-XPU = DeviceBackend(
+XPU = DeviceKind(
     name="xpu",
-    communications=(
-        Communication("xccl", why_not_built_in("xccl")),
-        Communication(
+    transports=(
+        Transport("xccl", why_not_built_in("xccl")),
+        Transport(
             "ccl",
             _why_not_ccl,
             legacy_packages=("intel-extension-for-pytorch", "oneccl-bind-pt"),
         ),
-        Communication(
+        Transport(
             "gloo",
             why_not_built_in("gloo"),
             on_request="it takes no XPU tensors, every exchange is copied through the host",

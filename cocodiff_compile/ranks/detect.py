@@ -19,7 +19,7 @@ from itertools import groupby
 
 import torch
 
-from cocodiff_compile.devices.choose import device_backend
+from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.installed import properties_of
 from cocodiff_compile.devices.kind import MachineKind
 from cocodiff_compile.topology.axes import Axis, Topology
@@ -47,7 +47,7 @@ class Detected:
 
 def detect(places: Sequence[RankPlace]) -> Detected:
     """The axes of a group whose ranks, in group order, run at these places; pure."""
-    kind = device_backend(places[0].device_type).machine
+    kind = device_kind(places[0].device_type).machine
     per_host, reason = _equal_runs([place.host for place in places], "hosts")
     if reason:
         axes = [Axis("rank", len(places), kind.node)]
@@ -118,7 +118,7 @@ def place_of_this_rank(device: torch.device) -> RankPlace:
     properties = properties_of(device)
     if properties is None:
         return RankPlace(host, device.type)
-    card = device_backend(device.type).card_of(properties)
+    card = device_kind(device.type).card_of(properties)
     return RankPlace(host, device.type, properties.name, card)
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 import torch
 from torch import distributed as dist
 
-from cocodiff_compile.devices.choose import choose_communication, choose_device
+from cocodiff_compile.devices.choose import choose_device, choose_transport
 from cocodiff_compile.devices.host_staged import stage_through_host
 from cocodiff_compile.devices.installed import (
     LEGACY_PACKAGES,
@@ -21,7 +21,7 @@ from cocodiff_compile.devices.installed import (
     installed_here,
     why_not_legacy,
 )
-from cocodiff_compile.devices.kind import Communication, DeviceBackend
+from cocodiff_compile.devices.kind import DeviceKind, Transport
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ranks.launch.launchers import (
     RANK_VARIABLES,
@@ -42,7 +42,7 @@ def init_distributed(
     """Joins the ranks that torchrun, mpiexec or srun started; this rank's device, made current.
 
     `device`: cpu, cuda or xpu, if not the first accelerator there is. `backend`: what ranks talk
-    over, if not what is usual there; also COCODIFF_COMMUNICATION. A group that exists is kept.
+    over, if not what is usual there; also COCODIFF_TRANSPORT. A group that exists is kept.
     """
     if dist.is_initialized():
         return take_device(device)
@@ -86,12 +86,12 @@ def join_ranks(
     """init_process_group with what is chosen for the device; other arguments as there."""
     installed = installed_here()
     kind = choose_device(installed, device)
-    communication = choose_communication(kind, installed, backend)
-    import_legacy(communication, installed)
-    if communication.on_request:
-        say_once(log, logging.WARNING, f"{communication.name}: {communication.on_request}")
+    transport = choose_transport(kind, installed, backend)
+    import_legacy(transport, installed)
+    if transport.on_request:
+        say_once(log, logging.WARNING, f"{transport.name}: {transport.on_request}")
         stage_through_host(kind.name)
-    name = group_backend(kind, communication, installed)
+    name = group_backend(kind, transport, installed)
     log.debug("ranks of %s talk over %s", kind.name, name)
     if reason := kind.why_no_overlap():
         log.debug("%s", reason)
@@ -100,7 +100,7 @@ def join_ranks(
     )
 
 
-def group_backend(kind: DeviceBackend, chosen: Communication, installed: Installed) -> str:
+def group_backend(kind: DeviceKind, chosen: Transport, installed: Installed) -> str:
     """What init_process_group is told: tensors of the host go over gloo."""
     if chosen.name == "gloo":
         return "gloo"
@@ -108,8 +108,8 @@ def group_backend(kind: DeviceBackend, chosen: Communication, installed: Install
     return f"cpu:gloo,{own}" if "gloo" in installed.built_in else own
 
 
-def import_legacy(communication: Communication, installed: Installed) -> None:
+def import_legacy(transport: Transport, installed: Installed) -> None:
     """What fits this torch; the package that registers the backend does, or was not chosen."""
-    for package in communication.legacy_packages:
+    for package in transport.legacy_packages:
         if not why_not_legacy(package, installed):
             import_module(LEGACY_PACKAGES[package])
