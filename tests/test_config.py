@@ -139,7 +139,7 @@ def test_a_topology_file_is_read_once(tmp_path: Path) -> None:
 
 
 def test_unknown_pass_is_named() -> None:
-    with pytest.raises(ValueError, match="not known: chunk_heads, nonsense"):
+    with pytest.raises(ValueError, match="unknown: chunk_heads, nonsense"):
         CompileConfig.from_options({"disable": ["nonsense", "chunk-heads", "chunk_heads"]})
 
 

@@ -25,7 +25,7 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.choose import choose_transport, device_kind
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.devices.installed import installed_here
-from cocodiff_compile.ranks.detect import place_of_this_rank
+from cocodiff_compile.ranks.detect import location_of_this_rank
 from tests.captured import fake_ranks
 from tests.hand_written import WIDTH, Block
 from tests.test_schedule_v_first import slow_links
@@ -49,7 +49,7 @@ def test_ranks_of_it_have_something_to_talk_over(kind: str) -> None:
 
 @_kinds()
 def test_it_says_where_it_is_and_what_it_costs(kind: str) -> None:
-    places = [place_of_this_rank(torch.device(kind, n)) for n in range(COUNTS.get(kind, 1))]
+    places = [location_of_this_rank(torch.device(kind, n)) for n in range(COUNTS.get(kind, 1))]
     assert {place.device_type for place in places} == {kind}
     if kind != "cpu":
         assert all(place.card and place.device_name for place in places)

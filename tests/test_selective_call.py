@@ -285,7 +285,7 @@ def test_calls_without_an_end_of_a_step_are_said_once_and_do_not_pile_up(
         assert said("") == 0
         assert [compiled() for _ in range(4)] == [None] * 4
         assert len(run.caches) == 8
-    assert said("is .step() called after each step?") == 1
+    assert said("call .step() after each step") == 1
 
 
 @every_first

@@ -226,7 +226,9 @@ def test_only_what_travels_as_it_is_is_compared_with_what_was_seen(
 
 
 def test_passes_of_guidance_need_a_budget_to_share() -> None:
-    with pytest.raises(UserError, match="'guidance_passes' share a budget, and there is none"):
+    with pytest.raises(
+        UserError, match="'guidance_passes' divides a memory budget, and none is set"
+    ):
         VMajorOptions.from_mapping({"guidance_passes": 2})
 
 
@@ -262,14 +264,16 @@ def test_a_key_of_another_policy_is_refused_with_what_to_do(policy: str | None, 
     with pytest.raises(UserError) as caught:
         VMajorOptions.from_mapping(given)
     owners = [repr(owner) for owner, keys in TAKEN_BY.items() if key in keys]
-    belongs = f"{key!r} belongs to policy {' and '.join(owners)}"
+    belongs = f"{key!r} applies only to policy {' and '.join(owners)}"
     for words in (belongs, f"the policy is {policy!r}", f"'policy': {owners[0]}"):
         assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("key", sorted(OF_TOKENS))
 def test_what_is_about_tokens_that_are_not_sent_needs_some(key: str) -> None:
-    with pytest.raises(UserError, match=f"'{key}' is about tokens that are not sent, and all are"):
+    with pytest.raises(
+        UserError, match=f"'{key}' applies to skipped tokens, and no token is skipped"
+    ):
         VMajorOptions.from_mapping({"policy": "fixed", key: VALUES[key]})
 
 

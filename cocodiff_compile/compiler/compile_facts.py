@@ -14,8 +14,8 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.ir.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.ranks.agreement.rank_state import Facts
 from cocodiff_compile.ranks.agreement.run_plans import SizeTexts
-from cocodiff_compile.ranks.agreement.standing import Facts
 from cocodiff_compile.topology.phases import format_phases
 
 _OWN_OPTIONS = ("debug_dir",)

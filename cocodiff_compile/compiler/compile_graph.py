@@ -42,7 +42,7 @@ from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.pipeline.run_passes import Pipeline
-from cocodiff_compile.ranks.agreement.attempts import failures_told
+from cocodiff_compile.ranks.agreement.attempts import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.v_major.payload import Payload
@@ -60,7 +60,7 @@ def compile_for_dynamo(
     """Compiles what Dynamo captured, with `generate` for the code. If that fails, the other ranks
     are told.
     """
-    with failures_told():
+    with reports_failures():
         config = CompileConfig.from_options(options)
         return compile_graph(gm, example_inputs, config, generate, mode)
 

@@ -27,7 +27,7 @@ from cocodiff_compile.ir.aten import (
 from cocodiff_compile.ir.records import copied
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
-from cocodiff_compile.ranks.agreement.attempts import failures_told
+from cocodiff_compile.ranks.agreement.attempts import reports_failures
 from cocodiff_compile.v_major.denoising import is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
 from cocodiff_compile.v_major.payload import CachedRoles, Payload
@@ -102,7 +102,7 @@ class _SelectiveGraph:
         found, compilation = self.report.recognition, self.finish.compilation
         kind = str(payload or "exact")
         with (
-            failures_told(),
+            reports_failures(),
             compiling_later(self.example_inputs),
             inductor_settings(compilation.inductor_settings),
             graph_rounds(

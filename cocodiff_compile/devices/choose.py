@@ -1,7 +1,8 @@
-"""Which device a rank computes on, and which backend its ranks talk over.
+"""Chooses the device that a rank computes on, and the transport that its ranks communicate over.
 
-A device: the one asked for, else CUDA, else XPU, else the CPU. A backend: the one asked for, else
-the first of the device's that can be used; what is for requests only is never fallen back to.
+The device is the one asked for, else CUDA, else XPU, else the CPU. The transport is the one asked
+for, else the first usable one of the device; a transport that is used only on request is never a
+fallback.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from cocodiff_compile.errors import UserError
 TRANSPORT_VARIABLE = "COCODIFF_TRANSPORT"
 
 DEVICE_KINDS = {kind.name: kind for kind in (CUDA, XPU, CPU)}
-"""In order of preference."""
+"""The kinds of devices in order of preference."""
 
 
 def device_kind(device_type: str) -> DeviceKind:
-    """Of a device type of torch; one that is not known is taken for a CPU."""
+    """Returns the kind of a torch device type; an unknown type is treated as a CPU."""
     return DEVICE_KINDS.get(device_type, CPU)
 
 
@@ -44,7 +45,9 @@ def choose_transport(
     asked: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Transport:
-    """`asked` wins over the environment, both over what is usual on `device`."""
+    """Returns the transport: `asked`, else the environment variable, else the usual one of
+    `device`.
+    """
     if wanted := asked or environment.get(TRANSPORT_VARIABLE):
         return _asked_for(device, installed, wanted)
     for transport in device.transports:

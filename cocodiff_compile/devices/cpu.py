@@ -1,4 +1,6 @@
-"""Ranks that compute on a CPU and talk over gloo, whose threads send while the rank computes."""
+"""Describes ranks that compute on a CPU and communicate over gloo, whose threads send while the
+rank computes.
+"""
 
 from __future__ import annotations
 

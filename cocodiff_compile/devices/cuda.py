@@ -1,4 +1,6 @@
-"""NVIDIA GPUs over NCCL. Never run: everything here is from documentation and source."""
+"""Describes NVIDIA GPUs over NCCL. It was never run: all figures are from documentation and
+source.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Intel GPUs: torch's own xccl, or the legacy oneCCL bindings where they fit this torch.
+"""Describes Intel GPUs over torch's own xccl, or the legacy oneCCL bindings where they fit this
+torch.
 
-Never run: everything here is from documentation and source (docs/xpu.md).
+It was never run: all figures are from documentation and source (docs/xpu.md).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def _why_not_ccl(installed: Installed) -> str:
 
 
 def _card(properties: Any) -> str:
-    """Intel's driver puts vendor, product and PCI address first, the tile into the last byte."""
+    """Returns the id that tiles of a card share. Intel's driver puts vendor, product and PCI
+    address first in the uuid, and the tile into the last byte.
+    """
     data = bytes(getattr(properties.uuid, "bytes", properties.uuid))
     return data[:-1].hex() if any(data) else ""
 

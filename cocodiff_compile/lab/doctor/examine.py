@@ -23,7 +23,7 @@ from cocodiff_compile.devices.installed import Installed, why_not_legacy
 from cocodiff_compile.devices.kind import DeviceKind
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.doctor.finding import Finding, Status
-from cocodiff_compile.ranks.detect import detect, place_of_this_rank
+from cocodiff_compile.ranks.detect import detect, location_of_this_rank
 from cocodiff_compile.ranks.launch.init_distributed import group_backend
 from cocodiff_compile.ranks.launch.launchers import Launch, adopt_launcher, find_launch
 from cocodiff_compile.ranks.launch.matrix_tiles import SETTING, WITHOUT_TILES, tiles_are_broken
@@ -179,11 +179,14 @@ def _topology(host: Host) -> Iterator[Finding]:
         yield Finding("topology", "note", "one rank, nothing to exchange")
         return
     here = [
-        place_of_this_rank(torch.device(kind, rank % devices)) for rank in range(launch.ranks_here)
+        location_of_this_rank(torch.device(kind, rank % devices))
+        for rank in range(launch.ranks_here)
     ]
     nodes = range(max(1, launch.num_ranks // launch.ranks_here))
-    places = [replace(place, host=f"{place.host} {node}") for node in nodes for place in here]
-    found = detect(places)
+    locations = [
+        replace(location, host=f"{location.host} {node}") for node in nodes for location in here
+    ]
+    found = detect(locations)
     axes = " x ".join(f"{axis.name} {axis.size}" for axis in found.topology.axes)
     yield Finding("topology", "ok", "; ".join([f"estimated, not measured: {axes}", *found.reasons]))
 
