@@ -33,18 +33,18 @@ def main() -> None:
 def _row(dtype: torch.dtype, bits: int) -> tuple[object, ...]:
     """In turns, so that a busy machine slows all alike."""
     torch._dynamo.reset()
-    memory, values = (torch.randn(SHAPE).to(dtype) for _ in range(2))
-    words, _, _ = send(values, memory, bits)
-    ways: list[Callable[[], Any]] = [
-        partial(_compiled(_copy), values, memory.clone()),
-        partial(_compiled(_send), values, memory.clone(), bits),
-        partial(_compiled(_receive), words, memory.clone(), bits),
+    reference, values = (torch.randn(SHAPE).to(dtype) for _ in range(2))
+    words, _, _ = send(values, reference, bits)
+    variants: list[Callable[[], Any]] = [
+        partial(_compiled(_copy), values, reference.clone()),
+        partial(_compiled(_send), values, reference.clone(), bits),
+        partial(_compiled(_receive), words, reference.clone(), bits),
     ]
-    taken: list[list[float]] = [[] for _ in ways]
+    taken: list[list[float]] = [[] for _ in variants]
     for _ in range(REPEATS):
-        for way, seconds in zip(ways, taken, strict=True):
+        for variant, seconds in zip(variants, taken, strict=True):
             begin = time.perf_counter()
-            way()
+            variant()
             seconds.append(time.perf_counter() - begin)
     quarters = [sorted(seconds[2:])[REPEATS // 4] for seconds in taken]
     elements = values.numel()
@@ -56,19 +56,19 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _copy(values: Tensor, memory: Tensor) -> None:
-    memory.copy_(values)
+def _copy(values: Tensor, reference: Tensor) -> None:
+    reference.copy_(values)
 
 
-def _send(values: Tensor, memory: Tensor, bits: int) -> Tensor:
-    words, expected, _ = send(values, memory, bits)
-    memory.copy_(expected)
+def _send(values: Tensor, reference: Tensor, bits: int) -> Tensor:
+    words, expected, _ = send(values, reference, bits)
+    reference.copy_(expected)
     return words
 
 
-def _receive(words: Tensor, memory: Tensor, bits: int) -> Tensor:
-    expected, arrived = update(memory, words, bits)
-    memory.copy_(expected)
+def _receive(words: Tensor, reference: Tensor, bits: int) -> Tensor:
+    expected, arrived = update(reference, words, bits)
+    reference.copy_(expected)
     return arrived
 
 

@@ -141,15 +141,15 @@ def _row(rank: int, num_ranks: int, size_mb: float, machine: Machine) -> Row:
     x = torch.arange(float(count)) + rank
     on = plan_phases(machine.topology, count * 4, "on")
     auto = plan_phases(machine.topology, count * 4, "auto")
-    ways = {
+    variants = {
         "flat": _exchange(x, machine, None),
         "on": _exchange(x, machine, on.phases),
         "auto": _exchange(x, machine, None if auto.is_flat else auto.phases),
     }
-    expected = ways["flat"](x)
-    for name, way in ways.items():
-        assert torch.equal(way(x), expected), name
-    taken = _interleaved(ways, x)
+    expected = variants["flat"](x)
+    for name, variant in variants.items():
+        assert torch.equal(variant(x), expected), name
+    taken = _interleaved(variants, x)
     if rank == 0:
         tell_parent(f"  {size_mb:g} MB per rank: {len(taken['flat'])} repeats")
     return Row(
@@ -175,17 +175,19 @@ def _exchange(x: Tensor, machine: Machine, phases: Phases | None) -> Callable[[T
     return GraphModule(nn.Module(), graph)
 
 
-def _interleaved(ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, list[float]]:
+def _interleaved(
+    variants: dict[str, Callable[[Tensor], Tensor]], x: Tensor
+) -> dict[str, list[float]]:
     """Seconds of the slowest rank, per repeat. All ranks stop after the same repeat."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    taken: dict[str, list[float]] = {name: [] for name in variants}
     begin = time.monotonic()
-    names = list(ways)
+    names = list(variants)
     while len(taken["flat"]) < MAX_REPEATS:
         names = names[1:] + names[:1]  # each goes first as often as the others
         for name in names:
             dist.barrier()
             start = time.monotonic()
-            ways[name](x)
+            variants[name](x)
             taken[name].append(largest(time.monotonic() - start))
         used = largest(time.monotonic() - begin)
         if used > SECONDS_PER_ROW and len(taken["flat"]) >= MIN_REPEATS:

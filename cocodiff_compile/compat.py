@@ -1,7 +1,7 @@
-"""Every private torch API this project stands on, imported here and nowhere else.
+"""Imports every private torch API that this project uses; no other module does.
 
-`tests/test_compat.py` holds one test per name, so that a new torch says what moved. They ran with
-`TESTED_TORCH` and `TESTED_PYTHON`, and with nothing else.
+`tests/test_compat.py` holds one test per name, so that a new torch shows what moved. They ran with
+`TESTED_TORCH` and `TESTED_PYTHON` only.
 """
 
 from __future__ import annotations
@@ -89,19 +89,20 @@ TESTED_PYTHON = "3.11"
 
 
 def without_autograd_cache() -> Any:
-    """Context in which a compile never loads a finished graph from AOTAutograd's cache.
+    """Returns a context in which a compilation never loads a finished graph from AOTAutograd's
+    cache.
 
-    A hit there skips ``inner_compile``, and with it every pass of ours; its key does not know the
-    backend, so a graph stored by plain Inductor would be served to us. Inductor's own code cache,
-    whose key is the graph our passes leave, stays in use.
+    A hit there skips ``inner_compile``, and with it every pass; its key does not contain the
+    backend, so that a graph stored by plain Inductor would be returned. Inductor's own code cache,
+    whose key is the graph after the passes, stays in use.
     """
     return functorch_config.patch(enable_autograd_cache=False)
 
 
 @contextmanager
 def compiling_later(example_inputs: Sequence[Any]) -> Iterator[None]:
-    """The surroundings that `compile_fx` makes for Inductor, for a graph of a compile that is over:
-    the same fake tensors, and a tracing context of its own.
+    """Restores the context that `compile_fx` provides to Inductor, for a graph of a compilation
+    that is over: the same fake tensors, and a tracing context of its own.
     """
     fake_mode = detect_fake_mode(example_inputs)
     with (
@@ -114,10 +115,10 @@ def compiling_later(example_inputs: Sequence[Any]) -> Iterator[None]:
 
 
 def trace_decomposed(function: Callable[..., Any], fakes: Sequence[torch.Tensor]) -> GraphModule:
-    """The graph of a function of tensors, in the ops that Inductor's lowerings take."""
+    """Returns the graph of a function of tensors, in the ops that Inductor's lowerings support."""
     mode = fakes[0].fake_mode  # type: ignore[attr-defined]
     with mode, torch.no_grad():
-        # Of its own each: one tensor for two arguments would be traced as one.
+        # A tensor for each: one tensor for two arguments would be traced as one.
         own = [
             torch.empty_strided(f.shape, f.stride(), dtype=f.dtype, device=f.device) for f in fakes
         ]
@@ -126,7 +127,8 @@ def trace_decomposed(function: Callable[..., Any], fakes: Sequence[torch.Tensor]
 
 
 def skip_frame_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Dynamo compile what `function` calls, not the function, which runs at every call.
+    """Makes Dynamo compile the functions that `function` calls, but not the function, which runs at
+    every call.
 
     Unlike with `torch.compiler.disable`, it is traced as usual where a compiled function calls it.
     """
@@ -135,12 +137,12 @@ def skip_frame_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sort_topologically(graph: Graph) -> None:
-    """Moves nodes behind what they read, others stay in their order."""
+    """Moves nodes after the nodes they read; other nodes stay in their order."""
     cast(Callable[[Graph], None], stable_topological_sort)(graph)
 
 
 def fake_store() -> Any:
-    """A store for `init_process_group("fake", ...)`: ranks that exist in name only."""
+    """Returns a store for `init_process_group("fake", ...)`, whose ranks exist in name only."""
     from torch.testing._internal.distributed.fake_pg import (  # noqa: PLC0415  (rarely needed)
         FakeStore,
     )
@@ -149,7 +151,9 @@ def fake_store() -> Any:
 
 
 def group_ranks(group_name: str) -> tuple[int, ...] | None:
-    """Global ranks of a process group by its name, or None where this process does not know it."""
+    """Returns the global ranks of a process group by its name; None if this process does not know
+    it.
+    """
     if not torch.distributed.is_initialized():
         return None
     try:
@@ -160,43 +164,43 @@ def group_ranks(group_name: str) -> tuple[int, ...] | None:
 
 
 def find_group(group_name: str) -> Any:
-    """A process group by its name; RuntimeError where this process does not know it."""
+    """Returns a process group by its name. Raises RuntimeError if this process does not know it."""
     return cast(Callable[[str], Any], _resolve_process_group)(group_name)
 
 
 @contextmanager
 def outside_the_compiler() -> Iterator[None]:
-    """Real tensors and plain dispatch inside a compile, which runs under fake tensors and Python's
-    dispatcher.
+    """Restores real tensors and plain dispatch inside of a compilation, which runs under fake
+    tensors and Python's dispatcher.
 
     Under that dispatcher a collective is called with the interpreter locked. gloo then waits for a
-    lock that its own thread holds while it waits for the interpreter, to free a tensor: a deadlock
-    that was seen.
+    lock that its own thread holds while that thread waits for the interpreter to free a tensor, a
+    deadlock that has occurred.
     """
     with _disable_current_modes(), no_python_dispatcher():
         yield
 
 
 def autotunes_matmuls() -> bool:
-    """Whether Inductor picks the kernel of a matmul by trying several for its shape."""
+    """Returns whether Inductor chooses the kernel of a matmul by trying several for its shape."""
     config = torch._inductor.config
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
 def freezes_weights() -> bool:
-    """Whether Inductor makes constants of weights."""
+    """Returns whether Inductor makes constants of weights."""
     return bool(torch._inductor.config.freezing)
 
 
 def groups_by_name() -> dict[str, Any]:
-    """Every process group of this process, by the name that functional collectives call it."""
+    """Returns every process group of this process, by the name that functional collectives use."""
     return {name: group for group, name in _world.pg_names.items()}
 
 
 @contextmanager
 def replaced_groups(stand_ins: Mapping[str, Any]) -> Iterator[None]:
-    """Other groups behind the names in `stand_ins`, for functional collectives. They have the same
-    ranks as the groups they stand for.
+    """Puts other groups behind the names in `stand_ins`, for functional collectives. They get the
+    same ranks as the groups they replace.
     """
     originals = groups_by_name()
     for name, group in stand_ins.items():
@@ -217,12 +221,12 @@ def _register_groups(groups: Mapping[str, Any]) -> None:
 
 
 def work_of_future(future: Any) -> Any:
-    """What a collective returns, done when `future` is."""
+    """Returns the work object of a collective that is done when `future` is."""
     return _create_work_from_future(future)
 
 
 def order_nodes(graph: Graph, before: Mapping[Node, Node]) -> bool:
-    """Makes Inductor run each node of `before` after the one it is given there; False where this
+    """Makes Inductor run each node of `before` after the node it maps to. Returns False if this
     torch has no means to.
     """
     try:
@@ -236,22 +240,24 @@ def order_nodes(graph: Graph, before: Mapping[Node, Node]) -> bool:
 
 
 def inductor_settings(settings: Mapping[str, Any]) -> Any:
-    """Inductor's configuration with `settings`, as a context."""
+    """Returns a context in which Inductor's configuration has these settings."""
     return torch._inductor.config.patch(dict(settings))
 
 
 def inductor_folder() -> str:
-    """Where Inductor writes its code; the folder need not exist."""
+    """Returns the folder to which Inductor writes its code; it need not exist."""
     return os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())  # noqa: PTH100
 
 
 def name_cpp_kernels() -> None:
-    """Inductor's C++ kernels, compiled from now on here, name themselves to profilers."""
+    """Makes Inductor's C++ kernels that are compiled from now on show their names to profilers."""
     torch._inductor.config.cpp.enable_kernel_profile = True
 
 
 def default_store() -> Any:
-    """The key-value store that the world's ranks met in; its `timeout` is the process group's."""
+    """Returns the key-value store in which the ranks of the world met; its `timeout` is the process
+    group's.
+    """
     return _get_default_store()
 
 

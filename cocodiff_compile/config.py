@@ -1,7 +1,8 @@
-"""`torch.compile(..., options={...})` and `COCODIFF_*` variables -> one frozen `CompileConfig`.
+"""Turns `torch.compile(..., options={...})` and `COCODIFF_*` variables into one frozen
+`CompileConfig`.
 
-Keys are fixed. What is unknown, of the wrong type or impossible is refused with the key, what was
-given and what is allowed; nothing is guessed.
+An unknown key, a wrong type or an impossible value is refused with the key, the given value and
+what is allowed; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from cocodiff_compile.topology.read_plain_data import why_no_file
 from cocodiff_compile.v_major.options import VMajorOptions
 
 MAX_CHUNKS = 1024
-"""More would make a graph of millions of nodes; 2 to 8 are what pays."""
+"""The largest number of chunks. More would make a graph of millions of nodes; 2 to 8 are useful."""
 
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """What the user asked for. Defaults are what `options=None` means."""
+    """Holds the checked options. The defaults are the meaning of `options=None`."""
 
     topology: str | Topology = "auto"
-    """"auto", the name of a preset, or what a file holds."""
+    """"auto", the name of a preset, or the topology from a file."""
     tapa: Literal["auto", "on", "off"] = "auto"
     v_first: bool = True
     head_chunks: int | Literal["auto"] = "auto"
@@ -56,12 +57,12 @@ class CompileConfig:
 
     @property
     def selective(self) -> VMajorOptions | None:
-        """What exchanges may carry less in some steps, if select-v-major runs at all."""
+        """The options of select-v-major; None if that pass does not run."""
         return None if "select-v-major" in self.disable else self.v_major
 
     @property
     def tapa_mode(self) -> Literal["auto", "on", "off"]:
-        """How phases are chosen, if split-tapa-phases runs at all."""
+        """How phases are chosen; "off" if split-tapa-phases is disabled."""
         return "off" if "split-tapa-phases" in self.disable else self.tapa
 
     @property
@@ -80,7 +81,7 @@ class CompileConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:
-        """Checks `options` and the environment; an option wins over its variable."""
+        """Checks `options` and the environment; an option overrides its variable."""
         if options is not None and not isinstance(options, Mapping):
             raise UserError(
                 f"options of backend 'cocodiff' are {shown(options)}; allowed: None, or a dict"
@@ -92,15 +93,15 @@ class CompileConfig:
 
 
 def _environment_options() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, read in _VARIABLES.items():
         variable = f"COCODIFF_{key.upper()}"
         if text := os.environ.get(variable):
             try:
-                found[key] = _CHECKS[key](read(text))
+                options[key] = _CHECKS[key](read(text))
             except UserError as error:
                 raise UserError(f"environment variable {variable}: {error}") from None
-    return found
+    return options
 
 
 def _read_list(text: str) -> list[str]:
@@ -186,7 +187,9 @@ def _check_debug_dir(value: object) -> Path | None:
 
 
 def _path(value: object) -> Path | None:
-    """The path that text or a path object stands for; None for anything else, and for nothing."""
+    """Returns the path that text or a path object stands for; None for anything else, and for empty
+    text.
+    """
     if not isinstance(value, (str, os.PathLike)):
         return None
     try:
@@ -204,7 +207,7 @@ def _check_disable(value: object) -> tuple[str, ...]:
     unknown = [name for name in given if not is_one_of(name, PASS_NAMES)]
     if unknown:
         named = shown_keys(sorted(unknown, key=shown))
-        raise _refuse("disable", value, f"{allowed} (not known: {named})")
+        raise _refuse("disable", value, f"{allowed} (unknown: {named})")
     return tuple(name for name in PASS_NAMES if name in given)
 
 

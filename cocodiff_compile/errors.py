@@ -1,7 +1,7 @@
-"""Errors a user sees, and how they get through torch.compile undisguised.
+"""Defines the errors that a user sees, such that they pass through torch.compile unwrapped.
 
-Dynamo wraps whatever a backend raises into ``BackendCompilerFailed``, which hides the type. It lets
-its own ``ShortenTraceback`` family through, so our errors belong to both families.
+Dynamo wraps what a backend raises into ``BackendCompilerFailed``, which hides the type. It does not
+wrap its own ``ShortenTraceback`` family, so that these errors belong to both families.
 """
 
 from __future__ import annotations
@@ -17,25 +17,31 @@ from cocodiff_compile.given_values import is_one_of, shown
 
 
 class UserError(ShortenTraceback, ValueError):
-    """Something the user can fix; the message says how. Reaches torch.compile's caller as is."""
+    """Reports something the user can fix; the message says how. It reaches torch.compile's caller
+    unwrapped.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
 
 
 class InvariantError(ShortenTraceback, AssertionError):
-    """A pass left a graph that breaks the rules of the house; names the pass and the node."""
+    """Reports that a pass left a graph that breaks an invariant; the message names the pass and the
+    node.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
 
 
 class PeerError(UserError):
-    """What this rank raises because of another one: it failed, died, or wants something else."""
+    """Is raised on this rank because of another one, which failed, died, or runs something else."""
 
 
 def need_package(name: str, extra: str) -> None:
-    """Asked for before long work; `extra` of this project brings the package."""
+    """Raises UserError if a package is missing, before long work begins; `extra` of this project
+    installs it.
+    """
     try:
         importlib.import_module(name)
     except ImportError:
@@ -43,7 +49,9 @@ def need_package(name: str, extra: str) -> None:
 
 
 def refuse_unknown(given: Iterable[object], allowed: Iterable[Field[Any]], message: str) -> None:
-    """A key that is no field's name is an error; `message` has a place for the key."""
+    """Raises UserError for a key that is not the name of a field; `message` has a `{}` for the
+    key.
+    """
     names = [field.name for field in allowed]
     for key in given:
         if not is_one_of(key, names):

@@ -1,8 +1,8 @@
-"""Values that a user gives, as options or in files: read as plain numbers and text, and shown in
+"""Reads values that a user gives, in options or files, as plain numbers and text, and shows them in
 error messages.
 
-An option may be any object, a NumPy array or a tensor say, whose comparisons do not answer with a
-truth value. The type is therefore asked first, and only built-in numbers and text are compared.
+An option may be any object, such as a NumPy array or a tensor, whose comparisons do not return a
+truth value. The type is therefore checked first, and only built-in numbers and text are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_KEYS = 20
 
 
 class _BoundedRepr(Repr):
-    """`repr`, cut where it is long or deep; never raises."""
+    """Returns a `repr` that is cut where it is long or deep, and that never raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _BoundedRepr(Repr):
         return repr(x)
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """In the order of the keys, which `Repr` sorts."""
+        """Keeps the order of the keys, which `Repr` would sort."""
         if level <= 0:
             return "{...}"
         shown_pairs = (
@@ -44,7 +44,7 @@ class _BoundedRepr(Repr):
 
 
 def shown(value: object) -> str:
-    """`repr(value)` for an error message: of bounded length, whatever the value is."""
+    """Returns `repr(value)` for an error message, of bounded length whatever the value is."""
     try:
         text = _BoundedRepr().repr(value)
     except Exception:  # an object's own __repr__, or that of its parts, may raise anything
@@ -53,36 +53,38 @@ def shown(value: object) -> str:
 
 
 def shown_keys(keys: Iterable[object]) -> str:
-    """The first keys of a mapping, joined by commas; text without quotation marks."""
+    """Returns the first keys of a mapping, joined by commas, text without quotation marks."""
     first = list(islice(keys, _MAX_KEYS + 1))
     named = [shown(key)[1:-1] if isinstance(key, str) else shown(key) for key in first[:_MAX_KEYS]]
     return ", ".join(named) + (", ..." if len(first) > _MAX_KEYS else "")
 
 
 def whole_number(value: object) -> int | None:
-    """The value as an `int`; None for anything else, and for True and False."""
+    """Returns the value as an `int`; None for anything else, including True and False."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return int.__int__(value)
 
 
 def number(value: object) -> float | None:
-    """The value as a finite `float`; None for anything else, and for what a float cannot hold."""
+    """Returns the value as a finite `float`; None for anything else, and for what a float cannot
+    hold.
+    """
     whole = whole_number(value)
     if whole is None and not isinstance(value, float):
         return None
     try:
-        found = float.__float__(value) if isinstance(value, float) else float(whole or 0)
+        converted = float.__float__(value) if isinstance(value, float) else float(whole or 0)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return converted if math.isfinite(converted) else None
 
 
 def is_one_of(value: object, words: Iterable[str]) -> TypeGuard[str]:
-    """Whether the value is text, and one of these words."""
+    """Returns whether the value is text and one of these words."""
     return isinstance(value, str) and str.__str__(value) in tuple(words)
 
 
 def has_text_keys(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether the value is a mapping with text keys."""
+    """Returns whether the value is a mapping with text keys."""
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)

@@ -1,4 +1,4 @@
-"""Messages that are said once per process, however many graphs are compiled."""
+"""Logs messages once per process, however many graphs are compiled."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _said: set[str] = set()
 
 
 def say_once(logger: logging.Logger, level: int, message: str) -> None:
-    """Logs `message` the first time it comes up in this process."""
+    """Logs `message` the first time that it occurs in this process."""
     if message not in _said:
         _said.add(message)
         logger.log(level, message)
 
 
 def forget_what_was_said() -> None:
-    """Lets every message be said again; for tests."""
+    """Lets every message be logged again; for tests."""
     _said.clear()

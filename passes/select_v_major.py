@@ -1,20 +1,20 @@
-"""select-v-major: send what changed since the last denoising step, and of that only so much.
+"""select-v-major: send what changed since the last denoising step, compressed.
 
-Needs     recognised sites, chunks of heads and tokens made, no phases yet; what the exchanges of a
-          step carry, and what all kinds of steps need to remember.
-Rewrites  exchanges. In full: one stays, and both sides remember what travelled. Coded: the
-          difference to what both sides expect travels instead, in few bits, or anew: the values.
-          Without some tokens: Q, K and V of the tokens whose V changed least are not sent, and the
-          receiver takes what it remembers; which these are, each rank tells the others. Their Q
-          and K are not computed either, nor, if their output is reused, their O. What is
-          remembered are graph inputs, behind all others, that the graph writes back into.
-Keeps     every value, bit for bit, where all travels in full. Otherwise values change: this pass
-          is lossy, and off unless asked for. What is not finite is not remembered; it arrives as
-          it is, and as NaN if it was to be coded.
+Needs     recognised sites, head and token chunks already cut, no phases yet; the payload of a step,
+          and the cached roles that all payloads need.
+Rewrites  exchanges. Uncompressed: the exchange stays, and both sides cache what it carried. Coded:
+          the exchange carries the difference to what both sides expect, or, intra-coded, the
+          values, in few bits. With skipped tokens: Q, K and V of the tokens whose V changed least
+          are not sent, and the receiver takes them from its cache; each rank tells the others which
+          tokens it skips. Their Q and K are not computed either, nor is their O if it is reused.
+          Caches are graph inputs after all other inputs; the graph writes them back in place.
+Keeps     every value, bit for bit, where everything is sent uncompressed. Otherwise values change:
+          this pass is lossy, and off unless asked for. Values that are not finite are not cached;
+          they arrive as they are if sent uncompressed, and as NaN if coded.
 Declines  an exchange with symbolic sizes, or with heads whose size is no multiple of 8. Tokens are
-          left out only where they can be told apart in each of three exchanges, not in chunks.
-          An attention for which there is no room, or for which coding would take longer than it
-          saves.
+          skipped only where each of the three exchanges has a known token dim and is not cut into
+          chunks. An attention whose caches exceed the budget, or for which coding would take longer
+          than it saves.
 """
 
 from __future__ import annotations
@@ -52,79 +52,80 @@ from cocodiff_compile.ir.records import (
     UlyssesSite,
     with_nodes,
 )
+from cocodiff_compile.v_major.cached_exchange import CachedExchange, new_input
 from cocodiff_compile.v_major.delta_code import FULL, GROUP_MULTIPLE
-from cocodiff_compile.v_major.remembered_exchange import RememberedExchange, new_input
+from cocodiff_compile.v_major.payload import CachedRoles, Payload
 from cocodiff_compile.v_major.sent_rows import SentRows, Streams, plan_output, streams_of
-from cocodiff_compile.v_major.travel import Remembered, Travel
 
 
 @dataclass(frozen=True)
 class SelectVMajor:
-    """What all exchanges carry. An exchange that serves several roles takes the most any of them
-    asks for. `compare`: tokens with what was last sent of them, or with what was last seen.
+    """Rewrites the exchanges of all attentions to carry a payload. An exchange that serves several
+    roles uses the most bits that any of them asks for. `compare` says whether tokens are compared
+    with the value last sent or last seen.
     """
 
-    travel: Travel
-    remembered: Remembered
+    payload: Payload
+    cached_roles: CachedRoles
     compare: Literal["sent", "seen"] = "sent"
-    streams_apart: bool = False
-    """Tokens of each stream, text and image say, are chosen from on their own."""
+    selects_per_stream: bool = False
+    """Whether tokens are selected from each stream (text and image, say) separately."""
     skips_unsent: bool = False
-    """What is only sent is computed only of tokens that are."""
+    """Whether values that only serve an exchange are computed only for the tokens that are sent."""
     layers: tuple[float, ...] = ()
-    """How much of the share that is left out each attention leaves out; none: all of it."""
+    """The factor of the skipped share for each attention; empty: 1 for all."""
     measures_drift: bool = False
     uncoded: tuple[str, ...] = ()
-    """For each attention the reason why it is left as it is; empty where it is not."""
+    """The reason why each attention is left as it is; an empty string where it is rewritten."""
     name: str = "select-v-major"
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         rewriting = _Rewriting(Inliner(graph), self)
         self.check_layers(found.sites)
-        for place, site in enumerate(found.sites):
-            if reason := self._why_uncoded(place):
+        for index, site in enumerate(found.sites):
+            if reason := self._why_uncoded(index):
                 declined = Declined(site.attention.output, reason, site.module_path)
                 rewriting.declined.append(declined)
             else:
-                remembered = self.remembered_of(place, site)
-                rewriting.rewrite(site, remembered, self._omitted(place))
+                cached_roles = self.cached_roles_of(index, site)
+                rewriting.rewrite(site, cached_roles, self._skipped_share(index))
         if self.measures_drift and rewriting.rewritten:
             _emit_drift(graph, rewriting.losses)
         rewriting.erase()
-        if self.travel.omitted and rewriting.rewritten:
+        if self.payload.skipped_share and rewriting.rewritten:
             sort_topologically(graph)
         recognition = found.with_exchanges(rewriting.rewritten)
         recognition = with_nodes(recognition, rewriting.replaced)
         note = (
-            f"{len(rewriting.rewritten)} exchanges ({self.travel}) remember "
-            f"{rewriting.remembered_bytes / 2**20:.2f} MiB per pass of guidance"
+            f"{len(rewriting.rewritten)} exchanges ({self.payload}) cache "
+            f"{rewriting.cache_bytes / 2**20:.2f} MiB per guidance pass"
         )
         return PassResult(
             bool(rewriting.rewritten), recognition, tuple(rewriting.declined), (note,)
         )
 
     def rewrites_any(self, found: Recognition) -> bool:
-        """Whether it changes a graph at all."""
+        """Returns whether the pass would change the graph at all."""
         self.check_layers(found.sites)
         return any(
-            not self._why_uncoded(place)
-            and any(_can_remember(item, self.remembered_of(place, site)) for item in site.exchanged)
-            for place, site in enumerate(found.sites)
+            not self._why_uncoded(index)
+            and any(_can_cache(item, self.cached_roles_of(index, site)) for item in site.exchanged)
+            for index, site in enumerate(found.sites)
         )
 
-    def _why_uncoded(self, place: int) -> str:
-        return self.uncoded[place] if self.uncoded else ""
+    def _why_uncoded(self, index: int) -> str:
+        return self.uncoded[index] if self.uncoded else ""
 
-    def _omitted(self, place: int) -> float:
-        """The share of tokens that an attention does not send."""
-        return self.travel.omitted * (self.layers[place] if self.layers else 1.0)
+    def _skipped_share(self, index: int) -> float:
+        """Returns the share of tokens that an attention does not send."""
+        return self.payload.skipped_share * (self.layers[index] if self.layers else 1.0)
 
-    def remembered_of(self, place: int, site: UlyssesSite) -> Remembered:
-        """What is remembered of one attention, the same for every kind of step."""
-        is_whole = bool(self.layers) and not self.layers[place]
+    def cached_roles_of(self, index: int, site: UlyssesSite) -> CachedRoles:
+        """Returns the cached roles of one attention, which are the same for every payload."""
+        is_whole = bool(self.layers) and not self.layers[index]
         if is_whole or _why_all_tokens(site):
-            return self.remembered.of_all_tokens
-        return self.remembered
+            return self.cached_roles.without_skipping
+        return self.cached_roles
 
     def check_layers(self, sites: Sequence[UlyssesSite]) -> None:
         if self.layers and len(self.layers) != len(sites):
@@ -135,77 +136,82 @@ class SelectVMajor:
 
 
 class _Rewriting:
-    """Collects what came of each exchange."""
+    """Rewrites exchanges and collects the results."""
 
-    def __init__(self, inline: Inliner, how: SelectVMajor) -> None:
-        self.inline, self.how = inline, how
+    def __init__(self, inline: Inliner, select: SelectVMajor) -> None:
+        self.inline, self.select = inline, select
         self.rewritten: dict[Node, Exchange] = {}
         self.declined: list[Declined] = []
         self.losses: list[Node] = []
-        self.memories: list[Node] = []
+        self.caches: list[Node] = []
         self.replaced: dict[Node, Node] = {}
         self.unused: list[Node] = []
-        """What nothing reads any more."""
+        """Nodes that nothing reads any more."""
 
     @property
-    def remembered_bytes(self) -> int:
-        """Of all memories, which are the last inputs of the graph."""
-        return sum(known(size_bytes(node)) or 0 for node in self.memories)
+    def cache_bytes(self) -> int:
+        """Returns the bytes of all caches."""
+        return sum(known(size_bytes(node)) or 0 for node in self.caches)
 
-    def rewrite(self, site: UlyssesSite, remembered: Remembered, omitted: float) -> None:
-        """`omitted`: the share of tokens that are not sent."""
-        if omitted and (reason := _why_all_tokens(site)):
+    def rewrite(self, site: UlyssesSite, cached_roles: CachedRoles, skipped_share: float) -> None:
+        """Rewrites the exchanges of one attention. `skipped_share` is the share of tokens that are
+        not sent.
+        """
+        if skipped_share and (reason := _why_all_tokens(site)):
             self._decline_tokens(site, reason)
-            omitted = 0.0
-        planned = self._plan(site, remembered, omitted)
+            skipped_share = 0.0
+        planned = self._plan(site, cached_roles, skipped_share)
         by_role = {role: rewrite for rewrite, roles in planned.values() for role in roles}
-        tokens = self._plan_tokens(site, by_role, omitted) if omitted else None
-        done = self._omit_tokens(site, by_role, tokens) if tokens else set()
+        tokens = self._plan_tokens(site, by_role, skipped_share) if skipped_share else None
+        done = self._skip_tokens(site, by_role, tokens) if tokens else set()
         for start, (rewrite, roles) in planned.items():
             if start not in done:
-                self._rewrite_whole(start, rewrite, _most_bits(self.how.travel, roles))
+                self._rewrite_whole(start, rewrite, _most_bits(self.select.payload, roles))
 
     def erase(self) -> None:
-        """What was rewritten, users first; waits are side effects, which nothing else removes."""
+        """Erases rewritten nodes, users first. Waits have side effects, so that dead-code
+        elimination would keep them.
+        """
         for start in self.rewritten:
             self.unused += [start, *waits_behind(start)]
         for node in sorted(self.unused, reverse=True):
             self.inline.graph.erase_node(node)
 
     def _plan(
-        self, site: UlyssesSite, remembered: Remembered, omitted: float
-    ) -> dict[Node, tuple[RememberedExchange, tuple[Role, ...]]]:
-        """By start: what is to be rewritten, its inputs made. In the same order for every kind of
-        step, so that all find their memories in the same places.
+        self, site: UlyssesSite, cached_roles: CachedRoles, skipped_share: float
+    ) -> dict[Node, tuple[CachedExchange, tuple[Role, ...]]]:
+        """Returns the exchanges to rewrite by their start, with their caches added as graph inputs.
+        The order is the same for every payload, so that all variants of a graph share the positions
+        of their caches.
         """
-        planned: dict[Node, tuple[RememberedExchange, tuple[Role, ...]]] = {}
+        planned: dict[Node, tuple[CachedExchange, tuple[Role, ...]]] = {}
         for exchange, roles, group in site.exchanged:
-            keeps = remembered.sides_of(roles)
-            is_changed = any(keeps) or omitted
+            keeps = cached_roles.sides_of(roles)
+            is_changed = any(keeps) or skipped_share
             for piece in exchange.pieces if is_changed else ():
                 if reason := _why_not(piece, group):
                     self.declined.append(Declined(piece.start, reason, site.module_path))
                     continue
-                rewrite = RememberedExchange.of(self.inline, piece, int(group), keeps)
+                rewrite = CachedExchange.of(self.inline, piece, int(group), keeps)
                 planned[piece.start] = (rewrite, roles)
-                self.memories += filter(None, (rewrite.sent, rewrite.held))
+                self.caches += filter(None, (rewrite.sent, rewrite.held))
         return planned
 
-    def _rewrite_whole(self, start: Node, rewrite: RememberedExchange, bits: int) -> None:
+    def _rewrite_whole(self, start: Node, rewrite: CachedExchange, bits: int) -> None:
         if bits == FULL:
-            self.rewritten[start] = rewrite.in_full()
+            self.rewritten[start] = rewrite.uncompressed()
             return
-        self.rewritten[start], lost = rewrite.coded(bits, self.how.travel.is_anew)
-        if self.how.measures_drift:
+        self.rewritten[start], lost = rewrite.coded(bits, self.select.payload.is_intra_coded)
+        if self.select.measures_drift:
             self.losses.append(lost())
 
     def _plan_tokens(
-        self, site: UlyssesSite, by_role: _ByRole, omitted: float
+        self, site: UlyssesSite, by_role: _ByRole, skipped_share: float
     ) -> _TokenPlan | None:
-        """None, and why not, if it cannot be told which rows are those of a token."""
+        """Returns None, and declines, if it is unclear which rows belong to a token."""
         try:
-            streams = self._streams(site, by_role["v"], omitted)
-            if not self.how.travel.reuses_output:
+            streams = self._streams(site, by_role["v"], skipped_share)
+            if not self.select.payload.reuses_output:
                 return _TokenPlan(streams)
             if reason := _why_not(site.o.exchange, site.o.head_size):
                 raise CutUnknown(reason)
@@ -216,46 +222,48 @@ class _Rewriting:
             return None
 
     def _decline_tokens(self, site: UlyssesSite, reason: str) -> None:
-        reason = f"no tokens are left out: {reason}"
+        reason = f"no tokens are skipped: {reason}"
         self.declined.append(Declined(site.attention.output, reason, site.module_path))
 
-    def _omit_tokens(self, site: UlyssesSite, by_role: _ByRole, plan: _TokenPlan) -> set[Node]:
-        """The starts of all exchanges that are rewritten so."""
+    def _skip_tokens(self, site: UlyssesSite, by_role: _ByRole, plan: _TokenPlan) -> set[Node]:
+        """Rewrites the exchanges to carry selected tokens; returns the starts of those
+        exchanges.
+        """
         chosen = by_role["v"].choose_tokens(plan.streams)
         rows = SentRows(self.inline.graph, chosen, plan.streams)
         for leg in (site.v, site.k, site.q):
-            arrived = self._omit_rows(leg, by_role[leg.role], rows)
+            arrived = self._skip_rows(leg, by_role[leg.role], rows)
         done = {leg.exchange.start for leg in (site.v, site.k, site.q)}
         if plan.output is not None:
-            self._omit_output(site, by_role["o"], rows, plan.output, arrived)
+            self._skip_output(site, by_role["o"], rows, plan.output, arrived)
             done.add(site.o.exchange.start)
         self.replaced.update(rows.replaced)
         return done
 
-    def _streams(self, site: UlyssesSite, value: RememberedExchange, omitted: float) -> Streams:
+    def _streams(self, site: UlyssesSite, value: CachedExchange, skipped_share: float) -> Streams:
         assert site.v.exchange.token_rows is not None
         sizes: tuple[int, ...] = (site.v.exchange.token_rows[1],)
-        if self.how.streams_apart:
+        if self.select.selects_per_stream:
             sizes = streams_of(site, value.flat.source)
-        return tuple((size, max(1, size - int(omitted * size))) for size in sizes)
+        return tuple((size, max(1, size - int(skipped_share * size))) for size in sizes)
 
-    def _omit_rows(self, leg: Leg, rewrite: RememberedExchange, rows: SentRows) -> Node:
-        """What arrives of the tokens that are sent."""
+    def _skip_rows(self, leg: Leg, rewrite: CachedExchange, rows: SentRows) -> Node:
+        """Rewrites one exchange; returns the rows that arrive of the tokens that are sent."""
         computed = None
-        if self.how.skips_unsent and leg.role != "v":
+        if self.select.skips_unsent and leg.role != "v":
             with contextlib.suppress(CutUnknown):  # all are computed then, and the same is sent
                 computed = rows.of_leg(leg, rewrite)
-        sees_all = leg.role == "v" and self.how.compare == "seen"
-        bits = self.how.travel.bits_of()[leg.role]
-        is_whole = leg.role != "q" or not self.how.travel.reuses_output
-        exchange, arrived = rewrite.of_tokens(rows.tokens, bits, sees_all, computed, is_whole)
+        sees_all = leg.role == "v" and self.select.compare == "seen"
+        bits = self.select.payload.bits_of()[leg.role]
+        is_whole = leg.role != "q" or not self.select.payload.reuses_output
+        exchange, arrived = rewrite.selected_tokens(rows.tokens, bits, sees_all, computed, is_whole)
         self.rewritten[leg.exchange.start] = exchange
         return arrived
 
-    def _omit_output(
+    def _skip_output(
         self,
         site: UlyssesSite,
-        rewrite: RememberedExchange,
+        rewrite: CachedExchange,
         rows: SentRows,
         plan: PickPlan,
         arrived: Node,
@@ -265,25 +273,27 @@ class _Rewriting:
         before = blocks_before(plan) // site.o.exchange.num_ranks
         tokens = sum(tokens for tokens, _ in rows.streams)
         rewrite = replace(rewrite, exchange=replace(rewrite.exchange, token_rows=(before, tokens)))
-        bits = self.how.travel.bits_of()["o"]
+        bits = self.select.payload.bits_of()["o"]
         tokens_out = rows.tokens.on_the_way_out
-        self.rewritten[start], _ = rewrite.of_tokens(tokens_out, bits, computed=computed)
+        self.rewritten[start], _ = rewrite.selected_tokens(tokens_out, bits, computed=computed)
         self.unused += [node for node in plan.rows.steps if node not in plan.streams]
 
 
-_ByRole: TypeAlias = "Mapping[Role, RememberedExchange]"
+_ByRole: TypeAlias = "Mapping[Role, CachedExchange]"
 
 
 @dataclass(frozen=True)
 class _TokenPlan:
-    """How many tokens of which streams are sent; and how O is computed of them, if it is."""
+    """Holds how many tokens of which streams are sent, and how O is computed for them if it is
+    reused.
+    """
 
     streams: Streams
     output: PickPlan | None = None
 
 
-def _most_bits(travel: Travel, roles: Iterable[Role]) -> int:
-    asked = [travel.bits_of()[role] for role in roles]
+def _most_bits(payload: Payload, roles: Iterable[Role]) -> int:
+    asked = [payload.bits_of()[role] for role in roles]
     return FULL if FULL in asked else max(asked)
 
 
@@ -297,16 +307,18 @@ def _why_not(piece: Exchange, group: Size) -> str:
     return ""
 
 
-def _can_remember(
-    exchanged: tuple[Exchange, tuple[Role, ...], Size], remembered: Remembered
+def _can_cache(
+    exchanged: tuple[Exchange, tuple[Role, ...], Size], cached_roles: CachedRoles
 ) -> bool:
     exchange, roles, group = exchanged
-    is_asked = any(remembered.sides_of(roles))
+    is_asked = any(cached_roles.sides_of(roles))
     return is_asked and any(not _why_not(piece, group) for piece in exchange.pieces)
 
 
 def _why_all_tokens(site: UlyssesSite) -> str:
-    """Why tokens cannot be told apart, in whatever kind of step: all travel, by the other rules."""
+    """Returns why an attention cannot skip tokens, whatever the payload; an empty string if it
+    can.
+    """
     legs = (site.q, site.k, site.v)
     for leg in legs:
         if reason := _why_not(leg.exchange, leg.head_size):
@@ -314,7 +326,7 @@ def _why_all_tokens(site: UlyssesSite) -> str:
     if any(leg.exchange.chunks for leg in legs):
         return "its exchanges are cut into chunks"
     if site.is_packed:
-        return "Q, K and V travel together"
+        return "Q, K and V share one exchange"
     for leg in legs:
         if leg.exchange.token_rows is None:
             return f"where the tokens of {leg.role.upper()} lie is unclear"
@@ -324,7 +336,9 @@ def _why_all_tokens(site: UlyssesSite) -> str:
 
 
 def _emit_drift(graph: Graph, losses: Sequence[Node]) -> None:
-    """Remembers what all exchanges lost: the mean of their means, and the worst; 0 without any."""
+    """Emits a graph input to which the graph writes the mean of all losses and the worst one, 0 if
+    there are none.
+    """
     like = next(node for node in reversed(graph.nodes) if node.target is WAIT)
     drift = new_input(graph, "drift", (2,), like, torch.float32)
     with graph.inserting_before(graph.output_node()):

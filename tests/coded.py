@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cocodiff_compile.v_major.delta_code import (
     BITS,
-    NONE,
+    NOT_FINITE,
     PLAIN,
     SCALE_BITS,
     half_difference,
@@ -43,10 +43,10 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def memory_and_values(num_groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def reference_and_values(num_groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """[2, n, 24], far from each other."""
-    memory, values = (normal(2, num_groups, 24, seed=seed).to(dtype) for seed in (1, 2))
-    return memory, values
+    reference, values = (normal(2, num_groups, 24, seed=seed).to(dtype) for seed in (1, 2))
+    return reference, values
 
 
 def spreads_of_codes(code: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def decode(
     words, count = num_words(num_groups * group, bits), num_groups * group
     number = unpack(coded[:, :words].view(torch.float32), count, bits).view(-1, num_groups, group)
     code = codes_of(coded, num_groups)
-    is_none = code % PLAIN == NONE
+    is_none = code % PLAIN == NOT_FINITE
     spread = torch.full((1, 1, group), float(NO_SPREAD)) if spread is None else spread
     most = torch.finfo(torch.float32).max
     half = half_difference(number, code.where(~is_none, 0), spread, bits)
@@ -124,14 +124,14 @@ IS_BROKEN[0, 1] = IS_BROKEN[0, 2] = IS_BROKEN[1, 4] = True
 
 
 def exchange(
-    memory: Tensor, values: Tensor, bits: int, is_anew: bool = False
+    reference: Tensor, values: Tensor, bits: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered from now on, and what arrived: of the receiver, who sees bytes only. The
     sender knows both, to the bit.
     """
-    coded, remembered, arriving = send(values, memory, bits, is_anew)
-    held, arrived = update(memory, coded, bits, is_anew)
-    assert torch.equal(held, remembered)
+    coded, expected_next, arriving = send(values, reference, bits, is_intra_coded)
+    held, arrived = update(reference, coded, bits, is_intra_coded)
+    assert torch.equal(held, expected_next)
     assert torch.equal(arrived.nan_to_num(), arriving.nan_to_num())
     assert torch.equal(arrived.isnan(), arriving.isnan())
     return held, arrived
@@ -139,7 +139,7 @@ def exchange(
 
 def send_often(values: Tensor, bits: int, times: int) -> Tensor:
     """What arrives of values that are sent again and again, first to one that has nothing."""
-    memory = arrived = torch.zeros_like(values)
+    reference = arrived = torch.zeros_like(values)
     for _ in range(times):
-        memory, arrived = exchange(memory, values, bits)
+        reference, arrived = exchange(reference, values, bits)
     return arrived

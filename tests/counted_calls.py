@@ -13,15 +13,15 @@ from torch import Tensor
 
 from cocodiff_compile.compat import FakeTensorMode
 from cocodiff_compile.v_major.denoising import Denoising
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, Payload
 from cocodiff_compile.v_major.policy import Fixed, Policy, StepFacts
 from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
 
-CODED = Travel.all_in(4)
-ANEW = Travel.all_in(8, is_anew=True)
+CODED = Payload.uniform(4)
+INTRA = Payload.uniform(8, is_intra_coded=True)
 FULL_BYTES = 50
-"""That an exact call sends; not those of a call in full, so that both can be told apart."""
-every_first = pytest.mark.parametrize("first", [IN_FULL, ANEW], ids=str)
+"""That an exact call sends; not those of an uncompressed call, so that both can be told apart."""
+every_first = pytest.mark.parametrize("first", [UNCOMPRESSED, INTRA], ids=str)
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Compiled:
 
     policy: Policy = field(default_factory=lambda: Fixed(CODED))
     budget_bytes: float | None = None
-    num_memories: int = 2
-    compiled: list[Travel | None] = field(default_factory=list)
-    calls: list[tuple[Travel | None, list[Tensor]]] = field(default_factory=list)
+    num_caches: int = 2
+    compiled: list[Payload | None] = field(default_factory=list)
+    calls: list[tuple[Payload | None, list[Tensor]]] = field(default_factory=list)
     drift: float = 0.0
     worst: float | None = None
     """None: as the drift."""
@@ -52,27 +52,27 @@ class Compiled:
             self.budget_bytes,
         )
 
-    def _compile(self, travel: Travel | None) -> Variant:
-        self.compiled.append(travel)
-        count = 0 if travel is None else self.num_memories
+    def _compile(self, payload: Payload | None) -> Variant:
+        self.compiled.append(payload)
+        count = 0 if payload is None else self.num_caches
         with FakeTensorMode():
             fakes = [torch.empty(4, dtype=torch.float16) for _ in range(count)]
 
         def run(args: list[Any]) -> Tensor:
-            x, _, *memories = args
+            x, _, *caches = args
             args.clear()
-            self.calls.append((travel, list(memories)))
+            self.calls.append((payload, list(caches)))
             if self.fails:
                 raise KeyError("from the graph")
-            if memories and self.policy.measures_drift:
+            if caches and self.policy.measures_drift:
                 worst = self.drift if self.worst is None else self.worst
-                memories[-1].copy_(torch.tensor([self.drift, worst]))
+                caches[-1].copy_(torch.tensor([self.drift, worst]))
             return 2 * x
 
-        sent_bytes = FULL_BYTES if travel is None else 10 + sum(travel.bits)
+        sent_bytes = FULL_BYTES if payload is None else 10 + sum(payload.bits)
         return Variant(run, tuple(fakes), sent_bytes)
 
-    def __call__(self, weight: Tensor | None = None) -> Travel | None:
+    def __call__(self, weight: Tensor | None = None) -> Payload | None:
         """What the call carried, checked for its value."""
         weight = WEIGHT if weight is None else weight
         assert torch.equal(self.call([torch.ones(2), weight]), torch.full((2,), 2.0))
@@ -82,7 +82,7 @@ class Compiled:
 WEIGHT, OTHER = torch.ones(3), torch.zeros(3)
 
 
-def kinds(compiled: Compiled, run: Denoising, count: int) -> list[Travel | None]:
+def kinds(compiled: Compiled, run: Denoising, count: int) -> list[Payload | None]:
     """What each of some steps carries, one call in each."""
     found = []
     for _ in range(count):
@@ -97,13 +97,13 @@ class Listening:
 
     heard: list[StepFacts] = field(default_factory=list)
     measures_drift: bool = True
-    first: Travel = IN_FULL
-    usual: Travel = CODED
+    first: Payload = UNCOMPRESSED
+    usual: Payload = CODED
 
     @property
-    def travels(self) -> tuple[Travel, ...]:
+    def payloads(self) -> tuple[Payload, ...]:
         return (self.first, self.usual)
 
-    def choose(self, facts: StepFacts) -> Travel:
+    def choose(self, facts: StepFacts) -> Payload:
         self.heard.append(facts)
         return CODED

@@ -256,7 +256,7 @@ CODE_AND_POLICY = (
     _quick(
         "adaptive falls back to the code that did not suffice",
         "cocodiff_compile/v_major/policy.py",
-        "enough), IN_FULL)",
+        "enough), UNCOMPRESSED)",
         "enough), self.first)",
         "test_v_major_policy",
     ),

@@ -21,7 +21,7 @@ from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.passes.split_projections import split_projections
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.machine import Machine
-from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, CachedRoles, Payload
 from tests.captured import INPUT_NAMES, capture_call, fake_ranks
 from tests.decided import in_phases, in_token_chunks, in_v_first_order
 from tests.lockstep import (
@@ -62,8 +62,8 @@ def _order(graph: Graph, found: Recognition, on: Machine) -> PassResult:
 
 def _send_uncompressed(graph: Graph, found: Recognition, _on: Machine) -> PassResult:
     """V-Major's graph for a denoising step in which everything is sent as it is."""
-    remembered = Remembered.for_all((IN_FULL, Travel.all_in(4)))
-    return SelectVMajor(IN_FULL, remembered, "sent").run(graph, found)
+    cached_roles = CachedRoles.for_payloads((UNCOMPRESSED, Payload.uniform(4)))
+    return SelectVMajor(UNCOMPRESSED, cached_roles, "sent").run(graph, found)
 
 
 PASSES: Mapping[str, Run] = {

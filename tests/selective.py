@@ -22,8 +22,8 @@ from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.pipeline.run_passes import broken_rule
-from cocodiff_compile.v_major.delta_code import AHEAD, FULL
-from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from cocodiff_compile.v_major.delta_code import EXTRAPOLATION, FULL
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, CachedRoles, Payload
 from tests import decided
 from tests.captured import INPUT_NAMES, capture_call, fake_ranks
 from tests.idioms import IDIOMS
@@ -34,7 +34,7 @@ GRID = machine(2, 3)
 GROUPS = machine_groups("0", GRID)
 MODELS = {"flux": 8, "sd3": 16}
 """With the size of their heads."""
-MIXED = Travel((4, 2, 8, FULL))
+MIXED = Payload((4, 2, 8, FULL))
 
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -42,10 +42,10 @@ PerRank = Sequence[Any]
 Pass = Callable[[Graph, Recognition], PassResult]
 
 
-def kinds_of_models(*travels: Travel) -> Any:
+def kinds_of_models(*payloads: Payload) -> Any:
     """All of them of one model, the last of each."""
-    cases = [("flux", travels[-1]), *(("sd3", travel) for travel in travels)]
-    return pytest.mark.parametrize(("name", "travel"), cases, ids=str)
+    cases = [("flux", payloads[-1]), *(("sd3", payload) for payload in payloads)]
+    return pytest.mark.parametrize(("name", "payload"), cases, ids=str)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,40 +214,42 @@ class Selective:
     def __init__(
         self,
         base: Captured,
-        *travels: Travel,
+        *payloads: Payload,
         compare: Literal["sent", "seen"] = "sent",
         measures_drift: bool = False,
         then: Pass | None = None,
         **how: Any,
     ) -> None:
         self.base = base
-        remembered = Remembered.for_all(travels)
-        self.variants: dict[Travel, _Variant] = {}
-        self.results: dict[Travel, PassResult] = {}
-        for travel in travels:
-            select = SelectVMajor(travel, remembered, compare, measures_drift=measures_drift, **how)
-            self.variants[travel], self.results[travel] = _built(base, select, then)
-        self.memories = [
-            [torch.zeros(fake.shape, dtype=fake.dtype) for fake in self.memory_inputs(travels[0])]
+        cached_roles = CachedRoles.for_payloads(payloads)
+        self.variants: dict[Payload, _Variant] = {}
+        self.results: dict[Payload, PassResult] = {}
+        for payload in payloads:
+            select = SelectVMajor(
+                payload, cached_roles, compare, measures_drift=measures_drift, **how
+            )
+            self.variants[payload], self.results[payload] = _built(base, select, then)
+        self.caches = [
+            [torch.zeros(fake.shape, dtype=fake.dtype) for fake in self.cache_inputs(payloads[0])]
             for _ in range(NUM_RANKS)
         ]
 
-    def memory_inputs(self, travel: Travel) -> list[Tensor]:
+    def cache_inputs(self, payload: Payload) -> list[Tensor]:
         """Fake tensors of the inputs behind those that the captured graph has."""
-        nodes = self.variants[travel].graph.find_nodes(op="placeholder")
+        nodes = self.variants[payload].graph.find_nodes(op="placeholder")
         captured = self.base.graph.find_nodes(op="placeholder")
         assert [node.name for node in nodes][: len(captured)] == [node.name for node in captured]
         return [node.meta["val"] for node in nodes[len(captured) :]]
 
-    def step(self, travel: Travel, inputs: Sequence[PerRank]) -> Step:
-        given = [[*mine, *own] for mine, own in zip(inputs, self.memories, strict=True)]
-        return self.variants[travel].run(given)
+    def step(self, payload: Payload, inputs: Sequence[PerRank]) -> Step:
+        given = [[*mine, *own] for mine, own in zip(inputs, self.caches, strict=True)]
+        return self.variants[payload].run(given)
 
     def pairs(self) -> list[list[tuple[Tensor, Tensor]]]:
         """What was sent and what is held, by piece and rank, where both are remembered of all."""
         count = len(self.base.pieces)
         return [
-            [(mine[2 * piece], mine[2 * piece + 1]) for mine in self.memories]
+            [(mine[2 * piece], mine[2 * piece + 1]) for mine in self.caches]
             for piece in range(count)
         ]
 
@@ -285,9 +287,9 @@ class Selective:
         )
 
 
-def outputs_of_steps(selective: Selective, travel: Travel) -> list[list[tuple[Any, ...]]]:
+def outputs_of_steps(selective: Selective, payload: Payload) -> list[list[tuple[Any, ...]]]:
     """Of three steps, the first one in full."""
-    kinds, inputs = (IN_FULL, travel, travel), selective.base.inputs(3)
+    kinds, inputs = (UNCOMPRESSED, payload, payload), selective.base.inputs(3)
     return [selective.step(kind, item).outputs for kind, item in zip(kinds, inputs, strict=True)]
 
 
@@ -329,13 +331,13 @@ STEP_OVER_RMS = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
 
 
 def code_by_contract(
-    values: Tensor, memory: Tensor, bits: int, group: int, is_anew: bool = False
+    values: Tensor, memory: Tensor, bits: int, group: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered of coded values from now on, and what arrives: in float64, without a byte.
     Both in groups, [P, n, group]. Anew is like to one that has nothing, and nothing goes ahead.
     """
     shape = (NUM_RANKS, -1, group)
-    old = (torch.zeros_like(memory) if is_anew else memory).reshape(shape)
+    old = (torch.zeros_like(memory) if is_intra_coded else memory).reshape(shape)
     whole = values.reshape(shape).float() - old.float()
     difference, is_finite = whole.double(), whole.isfinite().all(-1, keepdim=True)
     spread = _spread(torch.where(is_finite, difference, 0.0))
@@ -347,8 +349,8 @@ def code_by_contract(
     number = torch.floor((whole * (1 / spread).float()).double() / step)
     coded = (number.clamp(-half, half - 1) + 0.5) * step * spread
     coded = torch.where((difference == 0).all(-1, keepdim=True), 0.0, coded)
-    ahead = 0.0 if is_anew else AHEAD
-    expected = (old.double() + (1 + ahead) * coded).float().to(memory.dtype)
+    extrapolation = 0.0 if is_intra_coded else EXTRAPOLATION
+    expected = (old.double() + (1 + extrapolation) * coded).float().to(memory.dtype)
     arrived = (old.double() + coded).float().to(memory.dtype)
     return torch.where(is_finite, expected, old), torch.where(is_finite, arrived, float("nan"))
 

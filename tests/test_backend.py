@@ -261,7 +261,7 @@ def _selective_outputs(gm_outputs: list[Any], **settings: Any) -> torch.Tensor:
     """
     backend = _backend(
         lambda gm: gm_outputs.append(gm.graph.output_node().meta),
-        v_major={"policy": "fixed", "when": "always"},
+        v_major={"policy": "fixed", "only_if_faster": False},
     )
     model = Block().eval()
     with fake_ranks(2), torch.no_grad(), torch._inductor.config.patch(**settings):

@@ -38,7 +38,7 @@ def test_quick_is_what_it_says() -> None:
     cases = find_cases(_parsed("--quick"))
     assert [case.title for case in cases] == ["flux-short fp32 2x1", "flux-short fp32 2x2"]
     assert {case.shares for case in cases} == {(55, 75)}
-    assert {case.ways for case in cases} == {("inductor", "cache-dit", "cocodiff")}
+    assert {case.variants for case in cases} == {("inductor", "cache-dit", "cocodiff")}
     assert min(case.repeats for case in cases) >= 8
 
 
@@ -86,7 +86,7 @@ def test_cases_survive_json() -> None:
         (["--grids", "1x2"], "an emulated cluster has 2 nodes or more"),
         (["--shares", "100"], "--shares 100; allowed: numbers from 1 to 99"),
         (["--rates", "fast"], "--rates fast; allowed: numbers"),
-        (["--ways", "cocodiff"], "--ways must hold 'inductor'"),
+        (["--variants", "cocodiff"], "--variants must include 'inductor'"),
         (["--repeats", "3"], "--repeats 3; allowed: from 8"),
         (["--compare", "no.json", "no.json"], "no.json cannot be read"),
     ],
@@ -144,21 +144,23 @@ def test_lab_refuses_with_the_reason(name: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.slow
 def test_a_case_is_measured_with_its_limit_and_its_bytes() -> None:
     said: list[str] = []
-    ways = ("eager", "inductor", "cocodiff", "cocodiff-phases", "cache-dit")
-    case = Case(TINY, Grid(2, 1), ways, (), (50.0,))
+    variants = ("eager", "inductor", "cocodiff", "cocodiff-phases", "cache-dit")
+    case = Case(TINY, Grid(2, 1), variants, (), (50.0,))
     result = run_case(case, said.append)
     assert "failure" not in result, result
     (point,) = Report({"results": [result], "machine": {}}).points
-    ready = [way for way in point.ready if way.name != "cache-dit"]
-    assert [way.name for way in ready] == ["eager", "inductor", "cocodiff"]
-    assert [len(way.samples_s) for way in ready] == [8, 8, 8]
-    assert point.ways[4].reason == "" or "cache-dit is not installed" in point.ways[4].reason
-    assert "needs a topology with two axes" in point.ways[3].reason
+    ready = [variant for variant in point.ready if variant.name != "cache-dit"]
+    assert [variant.name for variant in ready] == ["eager", "inductor", "cocodiff"]
+    assert [len(variant.samples_s) for variant in ready] == [8, 8, 8]
+    assert (
+        point.variants[4].reason == "" or "cache-dit is not installed" in point.variants[4].reason
+    )
+    assert "needs a topology with two axes" in point.variants[3].reason
     assert point.wire_s > 0
     assert all(0 < rate <= 1.05 * 50e6 / 8 for rate in point.data["streams_bytes_per_s"])
-    for way in point.ready:
-        assert way.counted_to_accounted == pytest.approx(1, abs=0.05)
-        assert way.data["difference"] < 1e-3
+    for variant in point.ready:
+        assert variant.counted_to_accounted == pytest.approx(1, abs=0.05)
+        assert variant.data["difference"] < 1e-3
     # Two attentions exchange q, k, v, o, half of it with the other node; one gather at the end.
     exchange = (64 + 128) // 2 * 4 * 16 * 4 // 2
     assert point.data["flat_bytes"] == 8 * exchange + 64 // 2 * 16 * 4
@@ -217,8 +219,8 @@ def test_links_are_set_so_that_communication_has_its_share() -> None:
     case = Case(WORKLOADS["flux-short"], Grid(2, 2), ("inductor", "cocodiff-phases"), (75,))
     (point,) = Report({"results": [run_case(case, print)], "machine": {}}).points
     assert point.share == pytest.approx(0.75, abs=0.15)
-    assert [way.reason for way in point.ways] == ["", ""]
-    assert point.ways[1].data["accounted_bytes"] == point.ways[0].data["accounted_bytes"]
+    assert [variant.reason for variant in point.variants] == ["", ""]
+    assert point.variants[1].data["accounted_bytes"] == point.variants[0].data["accounted_bytes"]
 
 
 @needs_emulation
@@ -227,7 +229,7 @@ def test_links_are_set_so_that_communication_has_its_share() -> None:
 def test_a_profiled_case_has_a_timeline_per_way_and_rank() -> None:
     case = Case(TINY, Grid(2, 1), ("inductor", "cocodiff"), (), (50.0,), profiled=True)
     (point,) = Report({"results": [run_case(case, print)], "machine": {}}).points
-    assert [(line.way, line.rank) for line in point.timelines] == [
+    assert [(line.variant, line.rank) for line in point.timelines] == [
         ("diffusers + Inductor", 0),
         ("diffusers + Inductor", 1),
         ("cocodiff", 0),
@@ -243,11 +245,11 @@ def test_a_profiled_case_has_a_timeline_per_way_and_rank() -> None:
 def test_ranks_that_torchrun_started_are_measured_as_they_are(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     bench = ["-m", "cocodiff_compile.cli", "bench", "--models", "flux-short", "--dtypes", "fp32"]
-    rest = ["--ways", "inductor,cocodiff", "--shares", "50", "--out", str(tmp_path)]
+    rest = ["--variants", "inductor,cocodiff", "--shares", "50", "--out", str(tmp_path)]
     done = subprocess.run([*torchrun, *bench, *rest], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--shares: ignored" in done.stdout
     (point,) = Report(json.loads((tmp_path / "results.json").read_text())).points
     assert point.case.grid == Grid(1, 2)
     assert point.wire_s == 0
-    assert [len(way.samples_s) for way in point.ready] == [8, 8]
+    assert [len(variant.samples_s) for variant in point.ready] == [8, 8]

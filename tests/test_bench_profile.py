@@ -91,7 +91,9 @@ def test_a_block_is_what_lies_between_the_last_exchanges_of_two_blocks() -> None
 
 def test_the_trace_has_a_process_per_way_and_rank(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    timelines = [Timeline(way, rank, tuple(read_spans(EVENTS))) for way in "ab" for rank in (0, 1)]
+    timelines = [
+        Timeline(variant, rank, tuple(read_spans(EVENTS))) for variant in "ab" for rank in (0, 1)
+    ]
     write_trace(timelines, file)
     events = json.loads(file.read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]

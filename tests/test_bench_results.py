@@ -8,13 +8,13 @@ import pytest
 from cocodiff_compile.lab.bench.cases import WORKLOADS, Case, Grid
 from cocodiff_compile.lab.bench.compare import compare_reports
 from cocodiff_compile.lab.bench.plot import plot_report
-from cocodiff_compile.lab.bench.results import Point, Report, WayResult
+from cocodiff_compile.lab.bench.results import Point, Report, VariantResult
 from cocodiff_compile.lab.bench.table import format_report
 
 CASE = Case(WORKLOADS["flux"], Grid(2, 1), ("inductor", "overlap", "cache-dit", "cocodiff"), (50,))
 
 
-def _way(name: str, kind: str, samples: list[float], **more: Any) -> dict[str, Any]:
+def _variant(name: str, kind: str, samples: list[float], **more: Any) -> dict[str, Any]:
     return {
         "name": name,
         "title": name.upper(),
@@ -33,11 +33,11 @@ def _way(name: str, kind: str, samples: list[float], **more: Any) -> dict[str, A
 
 
 def _data(**more: Any) -> dict[str, Any]:
-    ways = [
-        _way("inductor", "stock", [1.0, 1.2, 0.95, 1.0]),
-        _way("overlap", "rival", [0.9, 0.95, 0.85, 0.9]),
-        _way("cache-dit", "rival", [0.8, 0.85, 0.75, 0.8]),
-        _way("cocodiff", "ours", [0.5, 0.6, 0.475, 0.5]),
+    variants = [
+        _variant("inductor", "stock", [1.0, 1.2, 0.95, 1.0]),
+        _variant("overlap", "rival", [0.9, 0.95, 0.85, 0.9]),
+        _variant("cache-dit", "rival", [0.8, 0.85, 0.75, 0.8]),
+        _variant("cocodiff", "ours", [0.5, 0.6, 0.475, 0.5]),
     ]
     return {
         "share": 50,
@@ -47,7 +47,7 @@ def _data(**more: Any) -> dict[str, Any]:
         "flat_bytes": 10_000_000,
         "flat_messages": 24,
         "load_average": [1.0, 1.0],
-        "ways": ways,
+        "variants": variants,
         **more,
     }
 
@@ -64,21 +64,21 @@ def test_the_limit_is_the_longer_of_computation_and_wire() -> None:
     assert point.wire_s == pytest.approx(0.4)
     assert point.limit_s == pytest.approx(0.4)
     slow = _data()
-    slow["ways"][0]["compute_s"] = [0.7]
+    slow["variants"][0]["compute_s"] = [0.7]
     assert Point(CASE, slow).limit_s == 0.7
     assert point.share == pytest.approx(0.7)
 
 
 def test_figures_of_a_way() -> None:
     point = Point(CASE, _data())
-    ours = point.ways[-1]
+    ours = point.variants[-1]
     assert point.over_stock(ours) == pytest.approx(2.0)
     assert point.best_rival is not None and point.best_rival.name == "cache-dit"
     assert point.over_best_rival(ours) == pytest.approx(1.6)
     assert point.over_limit(ours) == pytest.approx(1.25)
     assert point.exposed(ours) == pytest.approx(0.5)
-    own = _way("cocodiff", "ours", [0.5], compute_s=[0.4])
-    assert point.exposed(WayResult(own)) == pytest.approx(0.25)
+    own = _variant("cocodiff", "ours", [0.5], compute_s=[0.4])
+    assert point.exposed(VariantResult(own)) == pytest.approx(0.25)
     assert ours.counted_to_accounted == pytest.approx(1.01)
 
 
@@ -86,36 +86,38 @@ def test_where_nothing_crosses_nothing_is_exposed() -> None:
     point = Point(CASE, _data(streams_bytes_per_s=[], flat_bytes=0))
     assert point.wire_s == 0
     assert point.limit_s == point.compute_s
-    assert point.exposed(point.ways[0]) is None
+    assert point.exposed(point.variants[0]) is None
 
 
 @pytest.mark.parametrize("samples", [[0.5, 0.8, 0.5, 0.8], [0.5, 0.5, 0.8, 0.8]])
 def test_noise_is_the_distance_of_two_halves_of_the_rounds(samples: list[float]) -> None:
-    stock = _way("inductor", "stock", [1.0, 1.0, 1.0, 1.0])
-    noisy = _data(ways=[stock, _way("cocodiff", "ours", samples)])
+    stock = _variant("inductor", "stock", [1.0, 1.0, 1.0, 1.0])
+    noisy = _data(variants=[stock, _variant("cocodiff", "ours", samples)])
     point = Point(CASE, noisy)
-    assert point.noise(point.ways[1]) == pytest.approx(0.6)
+    assert point.noise(point.variants[1]) == pytest.approx(0.6)
     text = format_report(_report(noisy))
     assert "TOO NOISY: COCODIFF: speedups from two halves of the rounds differ by 60%" in text
-    assert "by up to 60%; 1 of 1 points are in doubt" in text
+    assert "by up to 60%; 1 of 1 points have warnings" in text
 
 
 def test_what_is_quiet_and_adds_up_is_not_doubted() -> None:
     data = _data()
-    for way in data["ways"]:
-        way["samples_s"] = [way["samples_s"][0]] * 4
-    assert Point(CASE, data).doubts == ()
-    assert "0 of 1 points are in doubt" in format_report(_report(data))
+    for variant in data["variants"]:
+        variant["samples_s"] = [variant["samples_s"][0]] * 4
+    assert Point(CASE, data).warnings == ()
+    assert "0 of 1 points have warnings" in format_report(_report(data))
 
 
 def test_bytes_that_do_not_add_up_and_steps_below_the_limit_are_doubted() -> None:
     data = _data()
-    data["ways"][3] = _way(
+    data["variants"][3] = _variant(
         "cocodiff", "ours", [0.39], counted={"payload_bytes": 10_600_000, "packets": 1}
     )
-    doubts = Point(CASE, data).doubts
-    assert any(doubt.startswith("COUNTED: COCODIFF: the interface sent +6.0%") for doubt in doubts)
-    assert any(doubt.startswith("LIMIT: COCODIFF is faster than the limit") for doubt in doubts)
+    warnings = Point(CASE, data).warnings
+    assert any(
+        doubt.startswith("COUNTED: COCODIFF: the interface sent +6.0%") for doubt in warnings
+    )
+    assert any(doubt.startswith("LIMIT: COCODIFF is faster than the limit") for doubt in warnings)
 
 
 def test_it_is_said_whose_ulysses_stands_in_for_diffusers() -> None:
@@ -126,7 +128,7 @@ def test_it_is_said_whose_ulysses_stands_in_for_diffusers() -> None:
 
 def test_a_way_that_cannot_run_stays_in_the_table_with_its_reason() -> None:
     data = _data()
-    data["ways"][2] = _way("cache-dit", "rival", [], reason="not installed", counted=None)
+    data["variants"][2] = _variant("cache-dit", "rival", [], reason="not installed", counted=None)
     point = Point(CASE, data)
     assert point.best_rival is not None and point.best_rival.name == "overlap"
     text = format_report(_report(data))
@@ -151,7 +153,7 @@ def test_every_figure_is_in_the_table() -> None:
 
 def test_comparing_says_what_moved_beyond_noise() -> None:
     slower = _data()
-    slower["ways"][3] = _way("cocodiff", "ours", [0.7, 0.7, 0.7, 0.7])
+    slower["variants"][3] = _variant("cocodiff", "ours", [0.7, 0.7, 0.7, 0.7])
     text = compare_reports(_report(_data()), _report(slower))
     (row,) = [line for line in text.splitlines() if "COCODIFF" in line]
     assert "2.00x" in row and "1.43x" in row and row.endswith("SLOWER")
@@ -159,7 +161,7 @@ def test_comparing_says_what_moved_beyond_noise() -> None:
     same = compare_reports(_report(_data()), _report(_data()))
     assert "0 of 4 speedups" in same
     rates = [_data(share=None, rate_mbit=rate) for rate in (100.0, 200.0)]
-    rates[0]["ways"][3] = _way("cocodiff", "ours", [0.7, 0.7, 0.7, 0.7])
+    rates[0]["variants"][3] = _variant("cocodiff", "ours", [0.7, 0.7, 0.7, 0.7])
     assert "0 of 8 speedups" in compare_reports(_report(*rates), _report(*rates))
     other = Report({**_report(_data()).data, "results": []})
     assert compare_reports(other, _report(_data())) == "the two runs have no point in common"

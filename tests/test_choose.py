@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 
 from cocodiff_compile.devices.choose import (
-    COMMUNICATION_VARIABLE,
-    DEVICE_BACKENDS,
-    choose_communication,
+    DEVICE_KINDS,
+    TRANSPORT_VARIABLE,
     choose_device,
-    device_backend,
+    choose_transport,
+    device_kind,
 )
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.devices.cuda import CUDA, H100
@@ -52,12 +52,12 @@ def _installed(devices: str, built_in: str, oneccl: str = "", torch: str = "2.13
         ("xpu", "cpu", "cpu"),
         ("", "xpu", "device 'xpu': torch 2.13.0 sees none; see cocodiff doctor"),
         ("xpu", "cuda", "device 'cuda': torch 2.13.0 sees none"),
-        ("", "tpu", "device 'tpu'; allowed: cuda, xpu, cpu"),
+        ("", "tpu", "device 'tpu' is unknown; allowed: cuda, xpu, cpu"),
     ],
 )
 def test_the_device(devices: str, asked: str | None, expected: str) -> None:
     installed = _installed(devices, "gloo")
-    if expected in DEVICE_BACKENDS:
+    if expected in DEVICE_KINDS:
         assert choose_device(installed, asked).name == expected
         return
     with pytest.raises(UserError, match=re.escape(expected)):
@@ -95,10 +95,10 @@ def test_the_communication_backend(
     expected: str,
 ) -> None:
     installed = _installed(device, built_in, oneccl, torch)
-    environment = {COMMUNICATION_VARIABLE: variable} if variable else {}
-    backend = DEVICE_BACKENDS[device]
-    chosen = choose_communication(backend, installed, asked, environment)
-    assert group_backend(backend, chosen, installed) == expected
+    environment = {TRANSPORT_VARIABLE: variable} if variable else {}
+    kind = DEVICE_KINDS[device]
+    chosen = choose_transport(kind, installed, asked, environment)
+    assert group_backend(kind, chosen, installed) == expected
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_communication_backend(
         ("xpu", "gloo xccl", "", "nccl", ["'nccl' on xpu; allowed: xccl, ccl, gloo"]),
         ("cuda", "gloo", "", None, ["nccl: torch 2.13.0 is built without it", "with nccl"]),
         ("cuda", "gloo nccl", "", "xccl", ["'xccl' on cuda; allowed: nccl"]),
-        ("cpu", "gloo", "", "mpi", ["'mpi' on cpu; allowed: gloo", COMMUNICATION_VARIABLE]),
+        ("cpu", "gloo", "", "mpi", ["'mpi' on cpu; allowed: gloo", TRANSPORT_VARIABLE]),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(
 ) -> None:
     installed = _installed(device, built_in, oneccl)
     with pytest.raises(UserError) as raised:
-        choose_communication(DEVICE_BACKENDS[device], installed, asked, {})
+        choose_transport(DEVICE_KINDS[device], installed, asked, {})
     for text in words:
         assert text in str(raised.value)
 
@@ -163,7 +163,7 @@ def test_known_parts_have_figures_and_others_a_guess() -> None:
     assert XPU.cost_of("Intel(R) Data Center GPU Max 1550") is AURORA_TILE
     assert CUDA.cost_of("NVIDIA H100 80GB HBM3") is H100
     assert XPU.cost_of("Intel(R) Arc(TM) B580") is XPU.guess
-    assert device_backend("privateuseone") is CPU
+    assert device_kind("privateuseone") is CPU
 
 
 # The legacy packages
@@ -211,7 +211,7 @@ def test_what_fits_is_imported_before_the_legacy_backend_is_used(
         put_package(tmp_path, package, version, DOES_NOT_FIT if version == "2.7.0" else "")
     monkeypatch.syspath_prepend(str(tmp_path))
     installed = Installed("2.8.0+xpu", {"xpu": 2}, frozenset({"gloo"}), packages)
-    chosen = choose_communication(XPU, installed, None, {})
+    chosen = choose_transport(XPU, installed, None, {})
     with patch.dict(sys.modules):
         import_legacy(chosen, installed)
         imported = [package for package, name in LEGACY_PACKAGES.items() if name in sys.modules]

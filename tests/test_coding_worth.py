@@ -15,18 +15,18 @@ from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.topology.machine import sketch_machine
 from cocodiff_compile.v_major.delta_code import FULL
-from cocodiff_compile.v_major.travel import Remembered, Travel
+from cocodiff_compile.v_major.payload import CachedRoles, Payload
 from tests.captured import fake_ranks
 from tests.selective import NUM_RANKS, Captured, small_model
 
-CODED = Travel.all_in(4)
+CODED = Payload.uniform(4)
 BREAK_EVEN_BYTES_PER_S = 4 * 5 / 6 * (1 - 5 / 32) / 32e-9
 """Of an element in float32, 5 of 6 ranks' part goes out. In 4 bits, with a byte per 8 elements, it
 is 5/32 of that. To code it takes 32 ns on a device that moves a byte in 1 ns.
 """
 
 
-def worth(bytes_per_s: float, group: str = "0", usual: Travel = CODED) -> CodingWorth:
+def worth(bytes_per_s: float, group: str = "0", usual: Payload = CODED) -> CodingWorth:
     link = Link("wire", bytes_per_s, 2 * bytes_per_s, 0.0)
     topology = Topology("six", (Axis("node", NUM_RANKS, link),), 1e15)
     device = Device("test", 1e12, 1e9, 1.0, 1.0, 1.0, 0.0)
@@ -35,7 +35,7 @@ def worth(bytes_per_s: float, group: str = "0", usual: Travel = CODED) -> Coding
 
 def run(base: Captured, worth: CodingWorth, budget_bytes: float | None = None) -> PassResult:
     own = base.copy()
-    how = SelectVMajor(CODED, Remembered.for_all([CODED]))
+    how = SelectVMajor(CODED, CachedRoles.for_payloads([CODED]))
     how = replace(how, uncoded=choose_uncoded(how, own.found, budget_bytes, worth))
     with fake_ranks(NUM_RANKS):
         result = how.run(own.graph, own.found)
@@ -59,7 +59,7 @@ def test_an_attention_is_coded_where_the_links_are_slower_than_coding(
 
 def test_what_stays_in_full_neither_takes_nor_saves() -> None:
     """Of four exchanges two are coded: each of these breaks even by itself."""
-    some = Travel((FULL, FULL, 4, 4))
+    some = Payload((FULL, FULL, 4, 4))
     site = small_model("sd3", 8).found.sites[0]
     assert worth(0.8 * BREAK_EVEN_BYTES_PER_S, usual=some).why_not(site) == ""
     assert worth(1.25 * BREAK_EVEN_BYTES_PER_S, usual=some).why_not(site)
@@ -68,7 +68,7 @@ def test_what_stays_in_full_neither_takes_nor_saves() -> None:
 def test_tokens_that_are_left_out_save_as_well() -> None:
     """Half of 4 bytes for Q, K and V: less than 4 bits of each save, and of O nothing."""
     site = small_model("sd3", 8).found.sites[0]
-    half = replace(Travel.all_in(FULL), omitted=0.5)
+    half = replace(Payload.uniform(FULL), skipped_share=0.5)
     assert worth(0.5 * BREAK_EVEN_BYTES_PER_S, usual=half).why_not(site) == ""
     assert worth(0.8 * BREAK_EVEN_BYTES_PER_S, usual=half).why_not(site)
 
@@ -86,6 +86,8 @@ def test_what_gains_nothing_takes_no_room() -> None:
     assert whole == ()
     sizes = [sum(int(item.size_bytes) for item in site.exchanges) for site in base.found.sites]
     result = run(base, gaining, budget_bytes=2 * max(sizes))
-    assert [item.reason[:7] for item in result.declined] == ["no room"] * (len(sizes) - 1)
+    assert [item.reason[:17] for item in result.declined] == ["its caches exceed"] * (
+        len(sizes) - 1
+    )
     nothing = run(base, worth(1e15), budget_bytes=2 * max(sizes))
     assert all("would take" in item.reason for item in nothing.declined)

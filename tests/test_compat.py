@@ -17,8 +17,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from cocodiff_compile import compat
-from cocodiff_compile.devices.choose import DEVICE_BACKENDS
-from cocodiff_compile.devices.kind import DeviceBackend
+from cocodiff_compile.devices.choose import DEVICE_KINDS
+from cocodiff_compile.devices.kind import DeviceKind
 from cocodiff_compile.errors import InvariantError, UserError
 from cocodiff_compile.ir.aten import ALL_TO_ALL, FUSED_ATTENTION, WAIT, aten
 from tests.captured import fake_ranks
@@ -32,9 +32,9 @@ def test_what_is_said_to_be_tested_is_what_is_installed() -> None:
     assert platform.python_version().startswith(f"{compat.TESTED_PYTHON}.")
 
 
-@pytest.mark.parametrize("backend", DEVICE_BACKENDS.values(), ids=DEVICE_BACKENDS)
-def test_inductor_has_the_settings_it_is_handed_graphs_with(backend: DeviceBackend) -> None:
-    with compat.inductor_settings(backend.inductor_settings):
+@pytest.mark.parametrize("kind", DEVICE_KINDS.values(), ids=DEVICE_KINDS)
+def test_inductor_has_the_settings_it_is_handed_graphs_with(kind: DeviceKind) -> None:
+    with compat.inductor_settings(kind.inductor_settings):
         pass
 
 

@@ -15,7 +15,7 @@ from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.say_once import forget_what_was_said
 from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.v_major.options import VMajorOptions
-from cocodiff_compile.v_major.travel import Travel
+from cocodiff_compile.v_major.payload import Payload
 
 KEYS = [
     "topology",
@@ -80,7 +80,7 @@ GOOD = [
     ("token_chunks", 3, 3),
     ("v_major", None, None),
     ("v_major", {}, VMajorOptions()),
-    ("v_major", {"policy": "fixed", "bits": 2}, VMajorOptions("fixed", bits=Travel.all_in(2))),
+    ("v_major", {"policy": "fixed", "bits": 2}, VMajorOptions("fixed", bits=Payload.uniform(2))),
     ("debug_dir", None, None),
     ("debug_dir", "some/folder", Path("some/folder")),
     ("debug_dir", Path("some/folder"), Path("some/folder")),
@@ -139,7 +139,7 @@ def test_a_topology_file_is_read_once(tmp_path: Path) -> None:
 
 
 def test_unknown_pass_is_named() -> None:
-    with pytest.raises(ValueError, match="not known: chunk_heads, nonsense"):
+    with pytest.raises(ValueError, match="unknown: chunk_heads, nonsense"):
         CompileConfig.from_options({"disable": ["nonsense", "chunk-heads", "chunk_heads"]})
 
 

@@ -40,7 +40,7 @@ SLOW: dict[str, Any] = {
 }
 """A machine on which phases, chunks and another order pay."""
 
-CODED = {"policy": "fixed", "when": "always"}
+CODED = {"policy": "fixed", "only_if_faster": False}
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cocodiff_compile.v_major.delta_code import BITS, NONE, code_bits, distortion
+from cocodiff_compile.v_major.delta_code import BITS, NOT_FINITE, code_bits, distortion
 from tests.coded import (
     GROUPS,
     IS_BROKEN,
@@ -172,7 +172,7 @@ def test_a_finite_difference_is_never_taken_for_one_that_is_not(bits: int, size:
 @every_bits
 def test_only_groups_that_are_not_finite_have_the_code_of_none(bits: int) -> None:
     coded = encode(with_broken_groups(normal(2, 6, 24)), bits)
-    assert torch.equal(codes_of(coded, 6).squeeze(-1) == NONE, IS_BROKEN)
+    assert torch.equal(codes_of(coded, 6).squeeze(-1) == NOT_FINITE, IS_BROKEN)
     _, is_none = decode(coded, (2, 6, 24), bits)
     assert torch.equal(is_none.squeeze(-1), IS_BROKEN)
 

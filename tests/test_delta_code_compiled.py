@@ -36,19 +36,19 @@ def _assert_equal(ours: Tensor, theirs: Tensor) -> None:
 def test_generated_code_sends_and_remembers_the_same(
     shape: tuple[int, int, int], bits: int, dtype: torch.dtype
 ) -> None:
-    memory, values = (normal(*shape, seed=seed).to(dtype) for seed in (1, 2))
+    reference, values = (normal(*shape, seed=seed).to(dtype) for seed in (1, 2))
     values[0, 3, 5] = float("nan")
     values[:, -shape[1] // 4 :, 0] += 8  # numbers of ones only, in the upper bits of words
     for place, size in enumerate((1e30, 1e-38, 1e-42)):
         values[1, place] *= size
-        memory[1, place] *= -size
-    values[1, 3] = memory[1, 3]
-    values[1, 4], memory[1, 4] = (sign * torch.finfo(dtype).max for sign in (1, -1))
-    words, *sent = _compiled(send)(values, memory, bits)
-    same_words, *same = send(values, memory, bits)
+        reference[1, place] *= -size
+    values[1, 3] = reference[1, 3]
+    values[1, 4], reference[1, 4] = (sign * torch.finfo(dtype).max for sign in (1, -1))
+    words, *sent = _compiled(send)(values, reference, bits)
+    same_words, *same = send(values, reference, bits)
     assert torch.equal(words.view(torch.int32), same_words.view(torch.int32))
     assert bits == 3 or words.isnan().any(), "else nothing is asked of words that look like NaN"
-    received = _compiled(update)(memory, words, bits)
+    received = _compiled(update)(reference, words, bits)
     for ours in (sent, received):
         for item, theirs in zip(ours, same, strict=True):
             _assert_equal(item, theirs)

@@ -18,18 +18,20 @@ SMALLEST = torch.finfo(torch.float32).tiny
 OUTLIER = 5
 
 every_bits = pytest.mark.parametrize("bits", BITS)
-anew_or_not = pytest.mark.parametrize("is_anew", [True, False])
+intra_or_not = pytest.mark.parametrize("is_intra_coded", [True, False])
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def arriving(values: Tensor, bits: int, is_anew: bool, memory: Tensor | None = None) -> Tensor:
+def arriving(
+    values: Tensor, bits: int, is_intra_coded: bool, reference: Tensor | None = None
+) -> Tensor:
     """What arrives at one that has nothing, or this memory. Both sides remember the same."""
-    memory = torch.zeros_like(values) if memory is None else memory
-    coded, sent, arrives = send(values, memory, bits, is_anew)
-    held, arrived = update(memory, coded, bits, is_anew)
+    reference = torch.zeros_like(values) if reference is None else reference
+    coded, sent, arrives = send(values, reference, bits, is_intra_coded)
+    held, arrived = update(reference, coded, bits, is_intra_coded)
     assert torch.equal(sent, held)
     assert torch.equal(arrives.view(torch.uint8), arrived.view(torch.uint8))
     return arrived
@@ -50,15 +52,15 @@ def others(shares: Tensor) -> Tensor:
 
 
 @every_bits
-@anew_or_not
+@intra_or_not
 @pytest.mark.parametrize("factor", [10.0, 100.0, 1e3, 1e6, 1e30, 1e-3, 1e-30])
 def test_a_token_that_is_far_larger_or_smaller_takes_nothing_from_the_others(
-    bits: int, is_anew: bool, factor: float
+    bits: int, is_intra_coded: bool, factor: float
 ) -> None:
     values = normal(1, 256, 64)
-    alone = lost(values, arriving(values, bits, is_anew))
+    alone = lost(values, arriving(values, bits, is_intra_coded))
     values[0, OUTLIER] *= factor
-    beside = lost(values, arriving(values, bits, is_anew))
+    beside = lost(values, arriving(values, bits, is_intra_coded))
     assert others(beside).mean() < 1.02 * others(alone).mean()
     assert others(beside).max() < 1.1 * others(alone).max()
     assert beside[0, OUTLIER] < 2 * alone[0, OUTLIER]
@@ -104,11 +106,11 @@ def relative(dtype: torch.dtype) -> float:
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from(BITS), st.sampled_from(DTYPES), st.booleans())
 def test_each_group_loses_the_same_share_whatever_its_size_and_that_of_others(
-    data: st.DataObject, bits: int, dtype: torch.dtype, is_anew: bool
+    data: st.DataObject, bits: int, dtype: torch.dtype, is_intra_coded: bool
 ) -> None:
     sizes = data.draw(st.lists(scales_of(dtype), min_size=64, max_size=64))
     values = (normal(2, 64, 32) * torch.tensor(sizes).unsqueeze(-1)).to(dtype)
-    shares = lost(values, arriving(values, bits, is_anew))
+    shares = lost(values, arriving(values, bits, is_intra_coded))
     assert shares.mean() < 1.3 * distortion(bits) + relative(dtype)
     assert shares.max() < 5 * distortion(bits) + relative(dtype)
 
@@ -140,16 +142,16 @@ def test_any_finite_numbers_arrive_finite_and_in_eight_bits_close(
     old: list[list[float]],
     bits: int,
     dtype: torch.dtype,
-    is_anew: bool,
+    is_intra_coded: bool,
 ) -> None:
     """Off by a share of the largest difference of their own group; differences need not be finite
     themselves. What is below all normal numbers may vanish.
     """
     most = torch.finfo(dtype).max
-    values, memory = (torch.tensor([item]).clamp(-most, most).to(dtype) for item in (new, old))
-    arrived = arriving(values, bits, is_anew, memory)
+    values, reference = (torch.tensor([item]).clamp(-most, most).to(dtype) for item in (new, old))
+    arrived = arriving(values, bits, is_intra_coded, reference)
     assert arrived.isfinite().all()
-    expected = 0.0 if is_anew else memory.double()
+    expected = 0.0 if is_intra_coded else reference.double()
     largest = (values.double() - expected).abs().amax(-1, keepdim=True)
     rounding = torch.finfo(dtype).eps * torch.maximum(values.double().abs(), largest)
     off = (arrived.double() - values.double()).abs()
@@ -199,10 +201,10 @@ def test_a_head_of_a_token_that_is_not_finite_arrives_as_nan_alone(bits: int, va
     without = values.clone()
     without[0, OUTLIER] = 0.0
     values[0, OUTLIER, 3] = value
-    for is_anew in (True, False):
-        arrived = arriving(values, bits, is_anew)
+    for is_intra_coded in (True, False):
+        arrived = arriving(values, bits, is_intra_coded)
         assert arrived[0, OUTLIER].isnan().all()
-        assert torch.equal(others(arrived), others(arriving(without, bits, is_anew)))
+        assert torch.equal(others(arrived), others(arriving(without, bits, is_intra_coded)))
 
 
 # The measured loss

@@ -15,8 +15,8 @@ import torch
 import cocodiff_compile
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.v_major.denoising import (
+    CallCache,
     Denoising,
-    Memory,
     Weights,
     current_denoising,
     denoising,
@@ -93,17 +93,17 @@ def test_a_step_left_out_or_again_is_out_of_order_until_the_next(
         assert not run.is_out_of_order
 
 
-def _memory(*tensors: torch.Tensor) -> Memory:
-    return Memory(list(tensors), None, Weights([]))
+def _cache(*tensors: torch.Tensor) -> CallCache:
+    return CallCache(list(tensors), None, Weights([]))
 
 
 def test_a_reset_begins_a_new_picture() -> None:
     with denoising(num_steps=3) as run:
-        run.memories["key"] = _memory()
+        run.caches["key"] = _cache()
         run.step(2)
         run.reset()
         assert (run.num_steps, run.current_step, run.is_out_of_order) == (3, 0, False)
-        assert not run.memories
+        assert not run.caches
         run.reset(num_steps=7)
         assert run.num_steps == 7
 
@@ -111,13 +111,13 @@ def test_a_reset_begins_a_new_picture() -> None:
 def test_a_run_tells_how_much_it_remembers() -> None:
     """Of all calls, in bytes; nothing of a picture that is over."""
     with denoising(num_steps=3) as run:
-        assert run.memory_bytes == 0
-        run.memories["one"] = _memory(torch.zeros(5, dtype=torch.float16), torch.zeros(()))
-        run.memories["other"] = _memory(torch.zeros(2, 3, dtype=torch.uint8))
-        assert [item.size_bytes for item in run.memories.values()] == [5 * 2 + 4, 6]
-        assert run.memory_bytes == 20
+        assert run.cache_bytes == 0
+        run.caches["one"] = _cache(torch.zeros(5, dtype=torch.float16), torch.zeros(()))
+        run.caches["other"] = _cache(torch.zeros(2, 3, dtype=torch.uint8))
+        assert [item.size_bytes for item in run.caches.values()] == [5 * 2 + 4, 6]
+        assert run.cache_bytes == 20
         run.reset()
-        assert run.memory_bytes == 0
+        assert run.cache_bytes == 0
 
 
 def test_what_outlives_a_block_in_its_context_is_outside_of_it() -> None:
@@ -135,9 +135,9 @@ def test_a_block_may_be_left_in_another_context() -> None:
     """As by frameworks that run each half of a generator in a context of its own."""
     block = denoising(num_steps=3)
     run = contextvars.copy_context().run(block.__enter__)
-    run.memories["key"] = _memory()
+    run.caches["key"] = _cache()
     contextvars.copy_context().run(block.__exit__, None, None, None)
-    assert not run.memories
+    assert not run.caches
 
 
 def test_blocks_of_generators_may_be_left_in_any_order() -> None:
@@ -195,12 +195,12 @@ def test_blocks_of_threads_are_apart() -> None:
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_however_a_block_is_left_nothing_is_remembered(fails: bool) -> None:
-    memory = torch.zeros(3)
-    gone = weakref.ref(memory)
+    cache = torch.zeros(3)
+    gone = weakref.ref(cache)
     try:
         with denoising(num_steps=3) as run:
-            run.memories["key"] = memory  # type: ignore[assignment]
-            del memory
+            run.caches["key"] = cache  # type: ignore[assignment]
+            del cache
             if fails:
                 raise KeyError("from the loop")
     except KeyError:

@@ -19,7 +19,7 @@ from torch import nn
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.v_major.denoising import (
-    Memory,
+    CallCache,
     Weights,
     current_denoising,
     denoising,
@@ -54,8 +54,8 @@ def test_the_scheduler_tells_the_steps(pipe: Any) -> None:
     with denoising(pipe) as run:
         seen = _denoise(pipe, 4, lambda: (run.num_steps, run.current_step))
         assert seen == [(4, 0), (4, 1), (4, 2), (4, 3)]
-        run.memories["key"] = object()  # type: ignore[assignment]
-        again = _denoise(pipe, 3, lambda: (run.num_steps, run.current_step, len(run.memories)))
+        run.caches["key"] = object()  # type: ignore[assignment]
+        again = _denoise(pipe, 3, lambda: (run.num_steps, run.current_step, len(run.caches)))
         assert again == [(3, 0, 0), (3, 1, 0), (3, 2, 0)]
 
 
@@ -309,11 +309,13 @@ def test_nothing_is_remembered_of_a_picture_that_is_done(pipe: Any) -> None:
     with denoising(pipe) as run:
 
         def remember() -> int:
-            run.memories.setdefault(run.current_step, Memory([], None, Weights([]), run.turn))
-            return len(run.memories)
+            run.caches.setdefault(
+                run.current_step, CallCache([], None, Weights([]), run.steps_taken)
+            )
+            return len(run.caches)
 
         assert _denoise(pipe, 3, remember) == [1, 2, 3]
-        assert not run.memories
+        assert not run.caches
 
 
 def test_only_calls_of_its_own_models_belong_to_a_pipeline(pipe: Any) -> None:

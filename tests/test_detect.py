@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from cocodiff_compile.devices.xpu import XPU
 from cocodiff_compile.ranks.detect import (
     MAX_AXES,
-    RankPlace,
+    RankLocation,
     detect,
+    location_of_this_rank,
     near_square_factor,
-    place_of_this_rank,
     split_axes,
 )
 from cocodiff_compile.topology.axes import Axis
 from cocodiff_compile.topology.presets import ANY, SLINGSHOT, TILE, XE_LINK
 
 
-def _sizes(places: list[RankPlace]) -> dict[str, int]:
+def _sizes(places: list[RankLocation]) -> dict[str, int]:
     return {axis.name: axis.size for axis in detect(places).topology.axes}
 
 
-def _hosts(text: str) -> list[RankPlace]:
-    return [RankPlace(host) for host in text]
+def _hosts(text: str) -> list[RankLocation]:
+    return [RankLocation(host) for host in text]
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_hosts_become_axes(hosts: str, sizes: dict[str, int]) -> None:
 def test_hosts_that_are_no_axis_are_one_with_the_reason(hosts: str, reason: str) -> None:
     detected = detect(_hosts(hosts))
     assert _sizes(_hosts(hosts)) == {"rank.inner": 2, "rank.outer": 2}
-    assert detected.reasons == (f"{reason}; ranks are taken as one axis",)
+    assert detected.reasons == (f"{reason}; ranks form one axis",)
 
 
-def _xpu(host: str, card: str) -> RankPlace:
-    return RankPlace(host, "xpu", "Intel(R) Data Center GPU Max 1550", card)
+def _xpu(host: str, card: str) -> RankLocation:
+    return RankLocation(host, "xpu", "Intel(R) Data Center GPU Max 1550", card)
 
 
 def test_tiles_of_a_card_are_an_axis_and_links_those_of_the_preset() -> None:
@@ -91,8 +91,8 @@ def test_cards_that_are_no_axis_are_left_out_with_the_reason(cards: str, reason:
 
 
 def test_one_card_per_rank_and_unknown_cards_are_no_tiles() -> None:
-    assert _sizes([RankPlace("a", "cuda", "H100", str(n)) for n in range(2)]) == {"gpu": 2}
-    assert _sizes([RankPlace("a", "cuda", "H100", "") for _ in range(2)]) == {"gpu": 2}
+    assert _sizes([RankLocation("a", "cuda", "H100", str(n)) for n in range(2)]) == {"gpu": 2}
+    assert _sizes([RankLocation("a", "cuda", "H100", "") for _ in range(2)]) == {"gpu": 2}
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=3))
@@ -122,10 +122,10 @@ def test_this_rank_is_on_its_host_and_torchruns_agents_are_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("GROUP_RANK", raising=False)
-    alone = place_of_this_rank(torch.device("cpu"))
+    alone = location_of_this_rank(torch.device("cpu"))
     assert alone.host and (alone.device_type, alone.card) == ("cpu", "")
     monkeypatch.setenv("GROUP_RANK", "3")
-    assert place_of_this_rank(torch.device("cpu")).host == f"{alone.host}/3"
+    assert location_of_this_rank(torch.device("cpu")).host == f"{alone.host}/3"
 
 
 def test_the_tiles_of_an_xpu_differ_in_the_last_byte_of_the_uuid_only() -> None:

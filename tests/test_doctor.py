@@ -15,14 +15,14 @@ import torch
 from cocodiff_compile.cli import main
 from cocodiff_compile.compat import TESTED_TORCH
 from cocodiff_compile.devices.installed import Installed
-from cocodiff_compile.lab.doctor.examine import Patient, examine
+from cocodiff_compile.lab.doctor.examine import Host, examine
 from cocodiff_compile.ranks.launch.launchers import RANK_VARIABLES
 from tests.test_choose import IPEX, ONECCL, put_package
 from tests.test_launchers import MPICH, PALS, TORCHRUN
 
 
 def _findings(installed: Installed, **environment: str) -> dict[str, tuple[str, str]]:
-    found = examine(Patient(installed, environment))
+    found = examine(Host(installed, environment))
     return {finding.what: (finding.status, finding.text) for finding in found}
 
 
@@ -33,7 +33,7 @@ def _xpu(**more: Any) -> Installed:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*RANK_VARIABLES, "CCL_OP_SYNC", "COCODIFF_COMMUNICATION"):
+    for name in (*RANK_VARIABLES, "CCL_OP_SYNC", "COCODIFF_TRANSPORT"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -98,9 +98,9 @@ def test_an_ipex_that_does_not_fit_is_warned_of_and_not_imported(tmp_path: Path)
         (MPICH, "launcher", "problem", "set MASTER_ADDR"),
         (PALS, "launcher", "problem", "export WORLD_SIZE"),
         (TORCHRUN | {"MASTER_ADDR": "n1"}, "launcher", "ok", "torchrun: rank 3 of 4, local rank 1"),
-        (TORCHRUN | {"MASTER_ADDR": "n1"}, "launcher", "ok", "they meet at n1:29500"),
+        (TORCHRUN | {"MASTER_ADDR": "n1"}, "launcher", "ok", "the store is at n1:29500"),
         (TORCHRUN | {"MASTER_ADDR": "n1"}, "topology", "ok", "measured: local 2 x node 2"),
-        ({"COCODIFF_COMMUNICATION": "xccl"}, "chosen", "problem", "'xccl' on cpu; allowed: gloo"),
+        ({"COCODIFF_TRANSPORT": "xccl"}, "chosen", "problem", "'xccl' on cpu; allowed: gloo"),
     ],
 )
 def test_what_the_environment_says(

@@ -118,10 +118,10 @@ def test_explain_logs_nothing(caplog: pytest.LogCaptureFixture, breaks: bool) ->
 
 
 def test_what_most_steps_carry_and_remember_is_told() -> None:
-    options = {"v_major": {"policy": "fixed", "bits": 2, "when": "always"}}
+    options = {"v_major": {"policy": "fixed", "bits": 2, "only_if_faster": False}}
     model = nn.Sequential(Block(), Block()).eval()
     explanation = cocodiff_compile.explain(model, _x(), options=options)
-    assert "8 exchanges (2 bits) remember 0.01 MiB per pass of guidance" in str(explanation)
+    assert "8 exchanges (2 bits) cache 0.01 MiB per guidance pass" in str(explanation)
     # Of 4 tokens x 4 heads: 2 bytes of numbers and 12 bits of scale each. Towards 2 ranks: 8 bytes
     # for spreads.
     sizes = {leg.exchange.size_bytes for site in explanation.sites for leg in site.legs}

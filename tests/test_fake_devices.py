@@ -45,7 +45,7 @@ EVERYTHING: dict[str, Any] = {
     "tapa": "on",
     "head_chunks": 2,
     "token_chunks": 2,
-    "v_major": {"policy": "fixed", "when": "always"},
+    "v_major": {"policy": "fixed", "only_if_faster": False},
 }
 LAYERS = {"flux": 1, "wan": 2}
 """Of each kind: two attentions in a row."""

@@ -19,7 +19,7 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.show_topology import format_topology
 from cocodiff_compile.ranks import probe_cache
-from cocodiff_compile.ranks.detect import RankPlace, detect
+from cocodiff_compile.ranks.detect import RankLocation, detect
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import (
     MAX_LISTED_RANKS,
@@ -351,7 +351,7 @@ def _is_usable(topology: Topology) -> None:
 
 # The probe's cache: what is no topology counts as no cache
 
-MACHINE = detect([RankPlace("a")] * 4).topology
+MACHINE = detect([RankLocation("a")] * 4).topology
 MEASURED = replace(MACHINE, measured=(MeasuredPhase((), ((1e4, 0.1), (1e6, 0.3))),))
 
 
@@ -405,7 +405,7 @@ def test_without_a_home_folder_there_is_no_cache(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "home", homeless)
     probe_cache.save("k", MEASURED)
     assert probe_cache.load("k", MACHINE) is None
-    assert "no file" in probe_cache.place_of("k")
+    assert "no file" in probe_cache.describe_file("k")
 
 
 @pytest.mark.parametrize("folder", ["x" * 5_000, "/dev/null", "/proc/nowhere"])

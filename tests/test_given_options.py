@@ -191,14 +191,14 @@ SLURM = {
 def test_a_launchers_variable_that_is_no_number_is_named(
     environment: dict[str, str], name: str, text: str
 ) -> None:
-    with pytest.raises(UserError, match=f"environment variable {name}=.*is no number"):
+    with pytest.raises(UserError, match=f"environment variable {name}=.*is not a number"):
         find_launch({**environment, name: text})
 
 
 def test_a_local_rank_without_a_launcher_is_named() -> None:
     assert local_rank_of({}) == 0
     assert local_rank_of({"LOCAL_RANK": "3"}) == 3
-    with pytest.raises(UserError, match="LOCAL_RANK='first' is no number"):
+    with pytest.raises(UserError, match="LOCAL_RANK='first' is not a number"):
         local_rank_of({"LOCAL_RANK": "first"})
 
 

@@ -29,7 +29,7 @@ from tests.hand_written import WIDTH, Block, fused
 NUM_RANKS = 4
 HEADS = 16
 ALL_PASSES = {"head_chunks": 2, "token_chunks": 2, "tapa": "on", "topology": "aurora"}
-OPTIONS = {"all passes": ALL_PASSES, "V-Major": {"v_major": {"when": "always"}}}
+OPTIONS = {"all passes": ALL_PASSES, "V-Major": {"v_major": {"only_if_faster": False}}}
 SCORE_MOD = "its score_mod and block_mask may read the index of a head"
 
 

@@ -12,7 +12,7 @@ from cocodiff_compile.ranks.launch.launchers import (
     adopt_launcher,
     find_launch,
 )
-from cocodiff_compile.ranks.launch.meeting_point import first_node
+from cocodiff_compile.ranks.launch.rendezvous import first_node
 
 TORCHRUN = dict(zip(RANK_VARIABLES, ("3", "4", "1", "2"), strict=True))
 OPEN_MPI = {
@@ -109,7 +109,7 @@ def test_where_ranks_meet(environment: dict[str, str], address: str) -> None:
         (SLURM | {"SLURM_NODELIST": "r[1-2]n[1-2]"}, "Slurm started ranks on several nodes: set"),
         # Where srun was called is no place where a rank is.
         (SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}, "Slurm started ranks on several nodes"),
-        (PALS, "rank 3, but says nothing of PMI_SIZE or WORLD_SIZE: export WORLD_SIZE"),
+        (PALS, "rank 3, but sets neither PMI_SIZE nor WORLD_SIZE: export WORLD_SIZE"),
         (MPICH | {"PMI_RANK": "x"}, "PMI_RANK='x' is no number"),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "is no number of ranks per node"),
     ],

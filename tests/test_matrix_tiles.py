@@ -9,7 +9,7 @@ import pytest
 from cocodiff_compile.compat import TESTED_TORCH
 from cocodiff_compile.devices.installed import Installed
 from cocodiff_compile.lab.doctor import examine
-from cocodiff_compile.lab.doctor.examine import Patient
+from cocodiff_compile.lab.doctor.examine import Host
 from cocodiff_compile.ranks.launch import matrix_tiles
 from cocodiff_compile.ranks.launch.matrix_tiles import (
     SETTING,
@@ -75,7 +75,7 @@ def test_the_doctor_names_the_remedy(
     is_told: bool,
 ) -> None:
     monkeypatch.setattr(examine, "tiles_are_broken", lambda: True)
-    found = examine.examine(Patient(Installed(TESTED_TORCH, counts), environment))
+    found = examine.examine(Host(Installed(TESTED_TORCH, counts), environment))
     told = [item for item in found if item.what == "AMX"]
     assert bool(told) == is_told
     for item in told:

@@ -86,7 +86,7 @@ def test_the_doctor_names_them_once() -> None:
     printed = _mpiexec(2, str(BIN / "cocodiff"), "doctor")
     assert printed.count("MPICH or Intel MPI: rank 0 of 2, local rank 0 of 2") == 1
     assert printed.count("ranks can run here") == 1
-    assert "a guess, not measured: local 2" in printed
+    assert "estimated, not measured: local 2" in printed
 
 
 @pytest.mark.gloo

@@ -22,10 +22,10 @@ from cocodiff_compile.compat import compile_fx_inner
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.devices.choose import choose_communication, device_backend
+from cocodiff_compile.devices.choose import choose_transport, device_kind
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.devices.installed import installed_here
-from cocodiff_compile.ranks.detect import place_of_this_rank
+from cocodiff_compile.ranks.detect import location_of_this_rank
 from tests.captured import fake_ranks
 from tests.hand_written import WIDTH, Block
 from tests.test_schedule_v_first import slow_links
@@ -43,13 +43,13 @@ def _kinds(*cpu_marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
 @_kinds()
 def test_ranks_of_it_have_something_to_talk_over(kind: str) -> None:
-    chosen = choose_communication(device_backend(kind), installed_here(), None, {})
+    chosen = choose_transport(device_kind(kind), installed_here(), None, {})
     assert not chosen.on_request
 
 
 @_kinds()
 def test_it_says_where_it_is_and_what_it_costs(kind: str) -> None:
-    places = [place_of_this_rank(torch.device(kind, n)) for n in range(COUNTS.get(kind, 1))]
+    places = [location_of_this_rank(torch.device(kind, n)) for n in range(COUNTS.get(kind, 1))]
     assert {place.device_type for place in places} == {kind}
     if kind != "cpu":
         assert all(place.card and place.device_name for place in places)

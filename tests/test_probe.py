@@ -14,7 +14,7 @@ from cocodiff_compile.devices.cpu import LOOPBACK
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.ranks.groups import make_groups
 from cocodiff_compile.ranks.live_topology import live_topology
-from cocodiff_compile.ranks.probe import _curves, _is_lost, _turns, probe
+from cocodiff_compile.ranks.probe import _curves, _phases_are_slower, _sequences, probe
 from cocodiff_compile.topology.axes import Axis, Topology
 from cocodiff_compile.topology.measured_phase import IN_FLIGHT
 from cocodiff_compile.topology.phases import axis_sets
@@ -30,10 +30,10 @@ def _grid(*sizes: int) -> Topology:
 
 def test_axes_take_turns_with_the_other_axes_and_the_whole_is_alone() -> None:
     two = [(), ("a",), ("b",), ("a", "b")]
-    assert _turns(two, ["a", "b"]) == [[0, 1, 2], [3]]
+    assert _sequences(two, ["a", "b"]) == [[0, 1, 2], [3]]
     three = [(), ("a",), ("b",), ("c",), ("a", "b"), ("a", "c"), ("b", "c"), ("a", "b", "c")]
-    assert _turns(three, ["a", "b", "c"]) == [[0, 1, 6], [0, 2, 5], [0, 3, 4], [7]]
-    assert _turns([(), ("a",), ("a", "b")], ["a", "b"]) == [[0, 1], [2]]
+    assert _sequences(three, ["a", "b", "c"]) == [[0, 1, 6], [0, 2, 5], [0, 3, 4], [7]]
+    assert _sequences([(), ("a",), ("a", "b")], ["a", "b"]) == [[0, 1], [2]]
 
 
 def test_phases_are_compared_within_a_reading() -> None:
@@ -49,10 +49,10 @@ def test_phases_are_compared_within_a_reading() -> None:
 
 def test_a_size_is_lost_if_no_phases_come_near() -> None:
     axes = [(), ("a0",), ("a1",), ("a0", "a1")]
-    assert not _is_lost(_grid(2, 2), axes, [0.1, 0.5, 0.5, 1.0])
-    assert not _is_lost(_grid(2, 2), axes, [0.1, 0.6, 0.6, 1.0])
-    assert _is_lost(_grid(2, 2), axes, [0.2, 0.6, 0.6, 1.0])
-    assert _is_lost(_grid(2, 2), axes, [0.0, 0.8, 0.6, 1.0])
+    assert not _phases_are_slower(_grid(2, 2), axes, [0.1, 0.5, 0.5, 1.0])
+    assert not _phases_are_slower(_grid(2, 2), axes, [0.1, 0.6, 0.6, 1.0])
+    assert _phases_are_slower(_grid(2, 2), axes, [0.2, 0.6, 0.6, 1.0])
+    assert _phases_are_slower(_grid(2, 2), axes, [0.0, 0.8, 0.6, 1.0])
 
 
 def test_a_larger_size_is_never_faster() -> None:
@@ -79,7 +79,7 @@ def _probes(rank: int, _num_ranks: int, cache: str) -> dict[str, Any]:
     found["refused"] = probe(groups, grid, torch.device("meta"))
     if rank == 2:  # it waits for ranks that wait for it elsewhere
         groups["a0",] = groups["a0", "a1"]
-    found["lost"] = probe(groups, grid, CPU, ENOUGH_S, patience_s=1.0)
+    found["lost"] = probe(groups, grid, CPU, ENOUGH_S, collective_timeout_s=1.0)
     ones = torch.ones(1)
     dist.all_reduce(ones)
     found["alive"] = ones.item()
@@ -100,9 +100,12 @@ def test_emulated_nodes_are_found_and_every_phase_is_measured(ranks: list[dict[s
     assert [(axis.name, axis.size) for axis in first.topology.axes] == [("local", 2), ("node", 2)]
     measured = [(phase.axes, phase.in_flight) for phase in first.topology.measured]
     axes = [("local",), ("node",), ("local", "node")]
-    alone, together = [(names, 1) for names in ((), *axes)], [(names, IN_FLIGHT) for names in axes]
-    assert measured == alone + together
-    assert first.notes[-1].startswith("measured now, kept in")
+    alone, concurrent = (
+        [(names, 1) for names in ((), *axes)],
+        [(names, IN_FLIGHT) for names in axes],
+    )
+    assert measured == alone + concurrent
+    assert first.notes[-1].startswith("measured now, saved in")
     assert not any(found[what].probe_failed for found in ranks for what in ("first", "again"))
 
 

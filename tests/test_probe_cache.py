@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cocodiff_compile.ranks.detect import RankPlace, detect
+from cocodiff_compile.ranks.detect import RankLocation, detect
 from cocodiff_compile.ranks.probe_cache import cache_key, file_of, load, probe_wanted, save
 from cocodiff_compile.say_once import forget_what_was_said
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 
-PLACES = [RankPlace("a")] * 4
+PLACES = [RankLocation("a")] * 4
 MACHINE = detect(PLACES).topology
 
 
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_made_is_said_once(
     save("k", _topology())
     save("k", _topology())
     assert load("k", MACHINE) is None
-    assert caplog.text.count("cannot be kept") == 1
+    assert caplog.text.count("cannot be saved") == 1
 
 
 def test_the_home_folder_is_used_without_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,17 +69,17 @@ def test_the_home_folder_is_used_without_xdg(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_key_is_the_shape_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(places: list[RankPlace], backend: str = "gloo") -> str:
-        return cache_key(detect(places).topology, places, backend)
+    def key(locations: list[RankLocation], backend: str = "gloo") -> str:
+        return cache_key(detect(locations).topology, locations, backend)
 
     base = key(PLACES)
-    assert key([RankPlace("another host")] * 4) == base
+    assert key([RankLocation("another host")] * 4) == base
     measured = cache_key(_topology(), PLACES, "gloo")
     assert measured == base
     others = [
-        key([RankPlace("a")] * 6),
-        key([RankPlace("a"), RankPlace("a"), RankPlace("b"), RankPlace("b")]),
-        key([replace(place, device_name="another") for place in PLACES]),
+        key([RankLocation("a")] * 6),
+        key([RankLocation("a"), RankLocation("a"), RankLocation("b"), RankLocation("b")]),
+        key([replace(location, device_name="another") for location in PLACES]),
         key(PLACES, "nccl"),
     ]
     monkeypatch.setattr(os, "cpu_count", lambda: 1234)
@@ -88,9 +88,9 @@ def test_the_key_is_the_shape_of_the_cluster(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_interleaved_hosts_have_a_key_of_their_own() -> None:
-    topology = detect([RankPlace(host) for host in "abab"]).topology
+    topology = detect([RankLocation(host) for host in "abab"]).topology
     keys = {
-        cache_key(topology, [RankPlace(host) for host in hosts], "gloo")
+        cache_key(topology, [RankLocation(host) for host in hosts], "gloo")
         for hosts in ("abab", "abba", "aaab")
     }
     assert len(keys) == 3

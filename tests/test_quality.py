@@ -34,8 +34,8 @@ from cocodiff_compile.lab.quality.small_dit import (
 )
 from cocodiff_compile.v_major.delta_code import FULL
 from cocodiff_compile.v_major.options import VMajorOptions
+from cocodiff_compile.v_major.payload import Payload
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
-from cocodiff_compile.v_major.travel import Travel
 
 
 def test_a_picture_shows_what_its_words_say() -> None:
@@ -103,16 +103,16 @@ def test_distances_are_those_of_the_formula() -> None:
 
 NAMED: dict[str, Policy] = {
     "paper": Paper(),
-    "int8": Fixed(Travel.all_in(8)),
-    "int1": Fixed(Travel.all_in(1)),
-    "int2233": Fixed(Travel((2, 2, 3, 3))),
-    "int1248": Fixed(Travel((1, 2, 4, 8))),
-    "int2from8": Fixed(Travel.all_in(2), first=Travel.all_in(8, is_anew=True)),
-    "int2233from4": Fixed(Travel((2, 2, 3, 3)), first=Travel.all_in(4, is_anew=True)),
+    "int8": Fixed(Payload.uniform(8)),
+    "int1": Fixed(Payload.uniform(1)),
+    "int2233": Fixed(Payload((2, 2, 3, 3))),
+    "int1248": Fixed(Payload((1, 2, 4, 8))),
+    "int2from8": Fixed(Payload.uniform(2), first=Payload.uniform(8, is_intra_coded=True)),
+    "int2233from4": Fixed(Payload((2, 2, 3, 3)), first=Payload.uniform(4, is_intra_coded=True)),
     "adaptive30": Adaptive(30.0),
-    "omit50": Fixed(Travel((FULL,) * 4, 0.5), refresh=10),
-    "omit75o": Fixed(Travel((FULL,) * 4, 0.75, reuses_output=True), refresh=10),
-    "int4omit50o": Fixed(Travel((4,) * 4, 0.5, reuses_output=True), refresh=10),
+    "skip50": Fixed(Payload((FULL,) * 4, 0.5), refresh=10),
+    "skip75o": Fixed(Payload((FULL,) * 4, 0.75, reuses_output=True), refresh=10),
+    "int4skip50o": Fixed(Payload((4,) * 4, 0.5, reuses_output=True), refresh=10),
 }
 
 
@@ -129,14 +129,14 @@ def test_what_is_compared_by_default_are_good_options(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("nonsense", "", "paper-sent", "adaptive", "omit", "int", "int22", "int222", "int22333"),
+        *("nonsense", "", "paper-sent", "adaptive", "skip", "int", "int22", "int222", "int22333"),
         *("int2from", "int2from88", "intfrom8", "from8", "int-2", "int2233from", "int4 ", "INT4"),
     ],
 )
 def test_unknown_names_are_refused_with_those_that_are_known(name: str) -> None:
     with pytest.raises(UserError) as caught:
         v_major_of(name)
-    for words in (f"unknown policy {name!r}", "paper-seen", "int2233", "int2from8", "omit50o"):
+    for words in (f"unknown policy {name!r}", "paper-seen", "int2233", "int2from8", "skip50o"):
         assert words in str(caught.value)
 
 
@@ -149,7 +149,7 @@ def test_unknown_names_are_refused_with_those_that_are_known(name: str) -> None:
         ("int2from6", "'first_bits' is 6"),
         ("int2233from0", "'first_bits' is 0"),
         ("adaptive400", "'target_psnr_db' is 400"),
-        ("omit500", "'omitted' is 5.0"),
+        ("skip500", "'skipped_share' is 5.0"),
     ],
 )
 def test_names_of_what_there_is_not_are_refused_as_options(name: str, words: str) -> None:
@@ -192,14 +192,14 @@ def test_what_is_not_installed_is_said_before_anything_runs(
 def test_a_result_is_written_as_plain_json(tmp_path: Path) -> None:
     exact = draw_pictures(random_prompts(1, torch.Generator().manual_seed(0)))
     (same,) = distances(exact, exact)
-    way = {"name": "exact", "pictures": exact, "distances": [same.to_json()]}
-    way |= {"sent_bytes": 0, "full_bytes": 0}
-    _write([{"settings": QualitySettings(pictures=1).to_json(), "ways": [way]}], tmp_path)
+    variant = {"name": "exact", "pictures": exact, "distances": [same.to_json()]}
+    variant |= {"sent_bytes": 0, "full_bytes": 0}
+    _write([{"settings": QualitySettings(pictures=1).to_json(), "variants": [variant]}], tmp_path)
     (found,) = json.loads((tmp_path / "results.json").read_text(), parse_constant=_refuse)[
         "results"
     ]
-    assert found["ways"][0]["distances"][0]["psnr_db"] is None
-    assert "pictures" not in found["ways"][0]
+    assert found["variants"][0]["distances"][0]["psnr_db"] is None
+    assert "pictures" not in found["variants"][0]
 
 
 def _refuse(name: str) -> None:
@@ -209,7 +209,7 @@ def _refuse(name: str) -> None:
 def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore[no-untyped-def]
     exact = draw_pictures(random_prompts(2, torch.Generator().manual_seed(0)))
 
-    def way(name: str, pictures: torch.Tensor, sent: int) -> dict[str, object]:
+    def variant(name: str, pictures: torch.Tensor, sent: int) -> dict[str, object]:
         return {
             "name": name,
             "distances": [item.to_json() for item in distances(pictures, exact)],
@@ -219,15 +219,15 @@ def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore
             "sent_bytes": sent,
             "full_bytes": 100 if sent else 0,
             "kinds": {"4 bits": 3} if sent else {},
-            "memory_bytes": 2**20,
+            "cache_bytes": 2**20,
             "pictures": pictures,
         }
 
     result = {
         "settings": QualitySettings(pictures=2).to_json(),
-        "ways": [way("exact", exact, 0), way("int4", exact + 0.02, 25)],
+        "variants": [variant("exact", exact, 0), variant("int4", exact + 0.02, 25)],
     }
-    assert saved(result["ways"][1]) == 4.0
+    assert saved(result["variants"][1]) == 4.0
     row = format_quality(result).splitlines()[-1]
     assert "1/4.00" in row
     assert "1/5.00" in row  # as counted

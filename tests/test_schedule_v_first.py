@@ -26,7 +26,7 @@ from cocodiff_compile.compiler.generated_order import code_kinds, graph_kinds, k
 from cocodiff_compile.compiler.stages import Deciding
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.decide.limits import Limits
-from cocodiff_compile.devices.choose import DEVICE_BACKENDS
+from cocodiff_compile.devices.choose import DEVICE_KINDS
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.ir.aten import MATMUL
 from cocodiff_compile.ir.records import Leg, UlyssesSite
@@ -289,7 +289,7 @@ def test_a_setting_that_forbids_overlap_is_said_once_and_leaves_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked = replace(CPU, blocking_variables=("CCL_OP_SYNC",))
-    monkeypatch.setitem(DEVICE_BACKENDS, "cpu", blocked)
+    monkeypatch.setitem(DEVICE_KINDS, "cpu", blocked)
     monkeypatch.setenv("CCL_OP_SYNC", "1")
     topology = slow_links(tmp_path / "slow.json")
     with caplog.at_level(logging.WARNING, "cocodiff_compile"), fake_ranks(2):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cocodiff_compile.ir.aten import ALL_TO_ALL, bound, size_bytes
 from cocodiff_compile.v_major.delta_code import BITS, FULL, SCALE_BITS, distortion, num_words
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, Payload
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (
     MIXED,
@@ -42,31 +42,31 @@ from tests.selective import (
     with_broken_element,
 )
 
-ANEW = Travel.all_in(8, is_anew=True)
-LEANING = Travel.all_in(4)
+INTRA = Payload.uniform(8, is_intra_coded=True)
+LEANING = Payload.uniform(4)
 """Needs what steps before it leave."""
 INF = float("inf")
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
-# All in full
+# All uncompressed
 
 
 @every_model
 def test_in_full_every_value_is_captured_bit_for_bit(name: str) -> None:
-    selective = Selective(model(name), IN_FULL, Travel.all_in(4), measures_drift=True)
+    selective = Selective(model(name), UNCOMPRESSED, Payload.uniform(4), measures_drift=True)
     for inputs in selective.base.inputs(3):
-        ours, exact = selective.step(IN_FULL, inputs), selective.exact(inputs)
+        ours, exact = selective.step(UNCOMPRESSED, inputs), selective.exact(inputs)
         assert equal_on_every_rank(ours.outputs, exact.outputs)
         assert same(ours.results, exact.results)
-        assert not any(mine[-1].any() for mine in selective.memories), "nothing is lost"
+        assert not any(mine[-1].any() for mine in selective.caches), "nothing is lost"
 
 
 @every_model
 def test_in_full_both_sides_remember_what_travelled(name: str) -> None:
-    selective = Selective(model(name), IN_FULL, Travel.all_in(4))
+    selective = Selective(model(name), UNCOMPRESSED, Payload.uniform(4))
     for inputs in selective.base.inputs(2):
-        step = selective.step(IN_FULL, inputs)
+        step = selective.step(UNCOMPRESSED, inputs)
         for packed, pairs in zip(step.packed, selective.pairs(), strict=True):
             for message, received, (sent, held) in zip(
                 packed, exchanged(packed), pairs, strict=True
@@ -79,29 +79,29 @@ def test_in_full_both_sides_remember_what_travelled(name: str) -> None:
 
 
 def expected_messages(
-    step: Step, selective: Selective, travel: Travel, memories: list[list[Tensor]]
+    step: Step, selective: Selective, payload: Payload, caches: list[list[Tensor]]
 ) -> list[list[Tensor]]:
-    """What arrives of what was packed, by piece and rank; `memories` of senders are updated."""
+    """What arrives of what was packed, by piece and rank; `caches` of senders are updated."""
     found = []
-    all_bits, groups = bits_of_pieces(selective.base, travel), selective.base.groups()
+    all_bits, groups = bits_of_pieces(selective.base, payload), selective.base.groups()
     for place, (packed, bits, group) in enumerate(zip(step.packed, all_bits, groups, strict=True)):
         if bits == FULL:
-            memories[place] = [message.clone() for message in packed]
+            caches[place] = [message.clone() for message in packed]
             found.append(packed)
             continue
         coded = [
-            code_by_contract(message, memory, bits, group, travel.is_anew)
-            for message, memory in zip(packed, memories[place], strict=True)
+            code_by_contract(message, cache, bits, group, payload.is_intra_coded)
+            for message, cache in zip(packed, caches[place], strict=True)
         ]
-        memories[place] = [remembered for remembered, _ in coded]
+        caches[place] = [expected for expected, _ in coded]
         found.append([arrived.view_as(packed[0]) for _, arrived in coded])
     return found
 
 
-def bits_of_pieces(base: Captured, travel: Travel) -> list[int]:
+def bits_of_pieces(base: Captured, payload: Payload) -> list[int]:
     """Where roles travel together, those of the last: all ask for the same then."""
     bits = {
-        leg.exchange.start: travel.bits_of()[leg.role]
+        leg.exchange.start: payload.bits_of()[leg.role]
         for site in base.found.sites
         for leg in site.legs
     }
@@ -113,12 +113,12 @@ def bits_of_pieces(base: Captured, travel: Travel) -> list[int]:
     ]
 
 
-def assert_by_contract(selective: Selective, *kinds: Travel) -> None:
+def assert_by_contract(selective: Selective, *kinds: Payload) -> None:
     """Steps of these kinds, the first of them after nothing was sent; the last one is lossy."""
-    memories = _nothing_sent(selective)
+    caches = _nothing_sent(selective)
     for kind, inputs in zip(kinds, selective.base.inputs(len(kinds)), strict=True):
         step = selective.step(kind, inputs)
-        messages = expected_messages(step, selective, kind, memories)
+        messages = expected_messages(step, selective, kind, caches)
         expected = selective.with_messages(inputs, messages)
         for ours, theirs in zip(step.results, expected.results, strict=True):
             assert differing_share(ours, theirs) < 0.001
@@ -128,9 +128,11 @@ def assert_by_contract(selective: Selective, *kinds: Travel) -> None:
     assert not equal_on_every_rank(step.outputs, selective.exact(inputs).outputs), "it is lossy"
 
 
-@kinds_of_models(*map(Travel.all_in, (8, 4, 2)), MIXED)
-def test_coded_exchanges_give_what_the_contract_says(name: str, travel: Travel) -> None:
-    assert_by_contract(Selective(model(name), IN_FULL, travel), IN_FULL, travel, travel)
+@kinds_of_models(*map(Payload.uniform, (8, 4, 2)), MIXED)
+def test_coded_exchanges_give_what_the_contract_says(name: str, payload: Payload) -> None:
+    assert_by_contract(
+        Selective(model(name), UNCOMPRESSED, payload), UNCOMPRESSED, payload, payload
+    )
 
 
 def _nothing_sent(selective: Selective) -> list[list[Tensor]]:
@@ -142,15 +144,15 @@ def _nothing_sent(selective: Selective) -> list[list[Tensor]]:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_first_coded_step_without_one_in_full_gives_what_the_contract_says(bits: int) -> None:
     """Against memories of zeros, the difference is all."""
-    travel = Travel.all_in(bits)
-    assert_by_contract(Selective(model("sd3"), travel), travel)
+    payload = Payload.uniform(bits)
+    assert_by_contract(Selective(model("sd3"), payload), payload)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("flux", 1), ("sd3", 8)])
 def test_sender_and_receiver_remember_the_same_to_the_bit(name: str, bits: int) -> None:
-    travel = Travel.all_in(bits)
-    selective = Selective(model(name), IN_FULL, travel)
-    kinds = (IN_FULL, travel, travel, travel)
+    payload = Payload.uniform(bits)
+    selective = Selective(model(name), UNCOMPRESSED, payload)
+    kinds = (UNCOMPRESSED, payload, payload, payload)
     for kind, inputs in zip(kinds, selective.base.inputs(4, change=0.5), strict=True):
         selective.step(kind, inputs)
         assert both_sides_remember_the_same(selective)
@@ -163,11 +165,11 @@ def both_sides_remember_the_same(selective: Selective) -> bool:
 
 
 def test_the_same_input_again_and_again_gives_the_exact_output_in_the_end() -> None:
-    travel = Travel.all_in(4)
-    selective = Selective(model("sd3"), travel)
+    payload = Payload.uniform(4)
+    selective = Selective(model("sd3"), payload)
     (inputs,) = selective.base.inputs(1)
     exact = selective.exact(inputs).outputs
-    apart = [_largest_difference(selective.step(travel, inputs).outputs, exact) for _ in range(15)]
+    apart = [_largest_difference(selective.step(payload, inputs).outputs, exact) for _ in range(15)]
     assert apart[-1] < apart[0] / 30
 
 
@@ -179,21 +181,21 @@ def _largest_difference(ours: Sequence[Sequence[Tensor]], exact: Sequence[Sequen
     )
 
 
-@kinds_of_models(*map(Travel.all_in, BITS), ANEW, MIXED)
+@kinds_of_models(*map(Payload.uniform, BITS), INTRA, MIXED)
 def test_bytes_are_those_of_bits_of_scales_per_head_of_a_token_and_of_spreads(
-    name: str, travel: Travel
+    name: str, payload: Payload
 ) -> None:
     base = model(name)
-    selective = Selective(base, travel, LEANING)
-    graph = selective.variants[travel].graph
+    selective = Selective(base, payload, LEANING)
+    graph = selective.variants[payload].graph
     starts = graph.find_nodes(op="call_function", target=ALL_TO_ALL)
-    found = selective.results[travel].recognition
+    found = selective.results[payload].recognition
     assert found is not None
     pieces = [piece for site in found.sites for piece in site.pieces]
     assert {piece.start for piece in pieces} == set(starts)
     assert num_gathers(graph) == num_gathers(base.graph)
     for before, after, bits, group in zip(
-        base.pieces, pieces, bits_of_pieces(base, travel), base.groups(), strict=True
+        base.pieces, pieces, bits_of_pieces(base, payload), base.groups(), strict=True
     ):
         elements = bound(before.start)["input"].meta["val"].numel()
         scales = 4 * NUM_RANKS * num_words(elements // group // NUM_RANKS, SCALE_BITS)
@@ -207,8 +209,8 @@ def test_one_exchange_of_several_roles_takes_the_most_that_any_asks_for() -> Non
     (site,) = base.found.sites
     assert len(site.exchanges) == 2
     for bits, expected in (((2, 4, 3, 8), 4), ((1, 8, 2, 4), 8), ((2, FULL, 8, 4), FULL)):
-        selective = Selective(base, Travel(bits), IN_FULL, Travel.all_in(4))
-        found = selective.results[Travel(bits)].recognition
+        selective = Selective(base, Payload(bits), UNCOMPRESSED, Payload.uniform(4))
+        found = selective.results[Payload(bits)].recognition
         assert found is not None
         before, after = base.pieces[0], found.sites[0].q.exchange
         elements = bound(before.start)["input"].meta["val"].numel()
@@ -233,50 +235,52 @@ def test_every_spelling_of_ulysses_gives_what_the_contract_says(name: str) -> No
     """In full to the bit, in three bits but for float error: of few digits as in bfloat16, some
     differences lie between two numbers, where either is right.
     """
-    travel, anew = Travel.all_in(3), Travel.all_in(3, is_anew=True)
-    kinds = (IN_FULL, travel, travel, anew, travel)
-    selective = Selective(idiom(name), IN_FULL, travel, anew)
-    memories = _nothing_sent(selective)
+    payload, intra = Payload.uniform(3), Payload.uniform(3, is_intra_coded=True)
+    kinds = (UNCOMPRESSED, payload, payload, intra, payload)
+    selective = Selective(idiom(name), UNCOMPRESSED, payload, intra)
+    caches = _nothing_sent(selective)
     for kind, inputs in zip(kinds, selective.base.inputs(5), strict=True):
         step = selective.step(kind, inputs)
-        messages = expected_messages(step, selective, kind, memories)
+        messages = expected_messages(step, selective, kind, caches)
         expected = selective.with_messages(inputs, messages)
         for ours, theirs in zip(step.results, expected.results, strict=True):
-            assert differing_share(ours, theirs) <= (0 if kind.is_full else 0.02)
+            assert differing_share(ours, theirs) <= (0 if kind.is_uncompressed else 0.02)
         rest = selective.with_results(inputs, step.results)
         assert equal_on_every_rank(step.outputs, rest.outputs)
 
 
-@kinds_of_models(Travel.all_in(2), ANEW, MIXED)
-def test_chunks_of_heads_give_what_the_contract_says(name: str, travel: Travel) -> None:
+@kinds_of_models(Payload.uniform(2), INTRA, MIXED)
+def test_chunks_of_heads_give_what_the_contract_says(name: str, payload: Payload) -> None:
     """Each is a message with spreads of its own."""
-    chunked = Selective(in_chunks(name), IN_FULL, travel, LEANING)
+    chunked = Selective(in_chunks(name), UNCOMPRESSED, payload, LEANING)
     assert len(chunked.base.pieces) == 2 * len(model(name).pieces)
-    assert_by_contract(chunked, IN_FULL, travel, travel)
+    assert_by_contract(chunked, UNCOMPRESSED, payload, payload)
 
 
 # Anew
 
 
-@kinds_of_models(ANEW, Travel.all_in(2, is_anew=True), replace(MIXED, is_anew=True))
-def test_anew_exchanges_give_what_the_contract_says(name: str, travel: Travel) -> None:
+@kinds_of_models(
+    INTRA, Payload.uniform(2, is_intra_coded=True), replace(MIXED, is_intra_coded=True)
+)
+def test_anew_exchanges_give_what_the_contract_says(name: str, payload: Payload) -> None:
     """Also those that lean on them, and those that come after others."""
-    selective = Selective(model(name), travel, LEANING)
-    assert_by_contract(selective, travel, LEANING, LEANING, travel)
+    selective = Selective(model(name), payload, LEANING)
+    assert_by_contract(selective, payload, LEANING, LEANING, payload)
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_every_number_of_bits_is_coded_anew_by_the_contract(bits: int) -> None:
-    travel = Travel.all_in(bits, is_anew=True)
-    assert_by_contract(Selective(model("sd3"), travel, LEANING), travel, LEANING, travel)
+    payload = Payload.uniform(bits, is_intra_coded=True)
+    assert_by_contract(Selective(model("sd3"), payload, LEANING), payload, LEANING, payload)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("flux", 1), ("sd3", 8)])
 def test_anew_both_sides_remember_what_arrived_to_the_bit(name: str, bits: int) -> None:
     """What was sent, as remembered and exchanged, gives each result."""
-    anew = Travel.all_in(bits, is_anew=True)
-    selective = Selective(model(name), anew, LEANING)
-    kinds = (anew, LEANING, anew, LEANING)
+    intra = Payload.uniform(bits, is_intra_coded=True)
+    selective = Selective(model(name), intra, LEANING)
+    kinds = (intra, LEANING, intra, LEANING)
     for kind, inputs in zip(kinds, selective.base.inputs(4, change=0.5), strict=True):
         step = selective.step(kind, inputs)
         assert both_sides_remember_the_same(selective)
@@ -285,62 +289,66 @@ def test_anew_both_sides_remember_what_arrived_to_the_bit(name: str, bits: int) 
             for pairs, packed in zip(selective.pairs(), step.packed, strict=True)
         ]
         results = selective.with_messages(inputs, messages).results
-        assert same(step.results, results) == kind.is_anew, "else AHEAD is remembered too"
+        assert same(step.results, results) == kind.is_intra_coded, (
+            "otherwise the cache is extrapolated"
+        )
 
 
 def _fill_with_garbage(selective: Selective) -> None:
     """Other on every rank, and other of what was sent than of what is held."""
     noise = torch.Generator().manual_seed(7)
-    for mine in selective.memories:
-        for place, memory in enumerate(mine):
-            memory.copy_(1000 * torch.randn(memory.shape, generator=noise))
-            memory.view(-1)[::7] = (INF, -INF, float("nan"))[place % 3]
+    for mine in selective.caches:
+        for place, cache in enumerate(mine):
+            cache.copy_(1000 * torch.randn(cache.shape, generator=noise))
+            cache.view(-1)[::7] = (INF, -INF, float("nan"))[place % 3]
 
 
-@kinds_of_models(Travel.all_in(1, is_anew=True), ANEW)
-def test_a_step_anew_is_the_same_whatever_was_remembered_before(name: str, travel: Travel) -> None:
+@kinds_of_models(Payload.uniform(1, is_intra_coded=True), INTRA)
+def test_a_step_anew_is_the_same_whatever_was_remembered_before(
+    name: str, payload: Payload
+) -> None:
     """So are all after it."""
-    fresh, other = (Selective(model(name), travel, LEANING, measures_drift=True) for _ in range(2))
+    fresh, other = (Selective(model(name), payload, LEANING, measures_drift=True) for _ in range(2))
     _fill_with_garbage(other)
-    for kind, inputs in zip((travel, LEANING), fresh.base.inputs(2), strict=True):
+    for kind, inputs in zip((payload, LEANING), fresh.base.inputs(2), strict=True):
         ours, theirs = other.step(kind, inputs), fresh.step(kind, inputs)
         assert equal_on_every_rank(ours.outputs, theirs.outputs)
         assert same(ours.results, theirs.results)
-        assert same(other.memories, fresh.memories)
+        assert same(other.caches, fresh.caches)
 
 
 def test_a_step_anew_has_a_drift_of_its_own() -> None:
     """What the code lost of the values, whatever was remembered."""
-    selective = Selective(model("sd3"), ANEW, LEANING, measures_drift=True)
+    selective = Selective(model("sd3"), INTRA, LEANING, measures_drift=True)
     _fill_with_garbage(selective)
-    for kind, inputs in zip((ANEW, LEANING, ANEW), selective.base.inputs(3), strict=True):
+    for kind, inputs in zip((INTRA, LEANING, INTRA), selective.base.inputs(3), strict=True):
         selective.step(kind, inputs)
-        for mine in selective.memories:
+        for mine in selective.caches:
             mean, worst = mine[-1].tolist()
             assert 0 < mean < worst < 0.01
-            assert mean < 3 * distortion(8) or not kind.is_anew
+            assert mean < 3 * distortion(8) or not kind.is_intra_coded
 
 
-@pytest.mark.parametrize("travel", [ANEW, LEANING], ids=str)
+@pytest.mark.parametrize("payload", [INTRA, LEANING], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), INF])
 def test_the_drift_is_unknown_if_anything_that_was_sent_is_not_finite(
-    travel: Travel, value: float
+    payload: Payload, value: float
 ) -> None:
     """On the rank that sent it, from which the others hear of it."""
-    selective = Selective(model("sd3"), IN_FULL, travel, LEANING, measures_drift=True)
+    selective = Selective(model("sd3"), UNCOMPRESSED, payload, LEANING, measures_drift=True)
     first, second = selective.base.inputs(2)
-    selective.step(IN_FULL, first)
-    selective.step(travel, with_broken_element(second, selective.base.names, value))
-    assert selective.memories[2][-1].isnan().all()
+    selective.step(UNCOMPRESSED, first)
+    selective.step(payload, with_broken_element(second, selective.base.names, value))
+    assert selective.caches[2][-1].isnan().all()
 
 
 def test_anew_a_group_that_is_not_finite_leaves_zeros_on_both_sides() -> None:
     """In the first exchanges, which no other one comes before; other groups are unharmed."""
-    clean, holed = (Selective(model("sd3"), ANEW, LEANING) for _ in range(2))
+    clean, holed = (Selective(model("sd3"), INTRA, LEANING) for _ in range(2))
     _fill_with_garbage(holed)
     (inputs,) = clean.base.inputs(1)
-    clean.step(ANEW, inputs)
-    step = holed.step(ANEW, with_broken_element(inputs, clean.base.names, float("nan")))
+    clean.step(INTRA, inputs)
+    step = holed.step(INTRA, with_broken_element(inputs, clean.base.names, float("nan")))
     assert both_sides_remember_the_same(holed)
     for piece in range(3):
         ours, theirs = holed.pairs()[piece], clean.pairs()[piece]
@@ -359,14 +367,14 @@ def test_anew_a_group_that_is_not_finite_leaves_zeros_on_both_sides() -> None:
 def test_drift_is_the_share_of_energy_that_a_head_of_a_token_lost_mean_and_worst(
     name: str, bits: int
 ) -> None:
-    travel = Travel.all_in(bits)
-    selective = Selective(model(name), IN_FULL, travel, measures_drift=True)
-    kinds = (IN_FULL, travel, travel, IN_FULL)
-    memories = _nothing_sent(selective)
+    payload = Payload.uniform(bits)
+    selective = Selective(model(name), UNCOMPRESSED, payload, measures_drift=True)
+    kinds = (UNCOMPRESSED, payload, payload, UNCOMPRESSED)
+    caches = _nothing_sent(selective)
     for kind, inputs in zip(kinds, selective.base.inputs(4), strict=True):
         step = selective.step(kind, inputs)
-        messages = expected_messages(step, selective, kind, memories)
-        for rank, mine in enumerate(selective.memories):
+        messages = expected_messages(step, selective, kind, caches)
+        for rank, mine in enumerate(selective.caches):
             pairs = zip(step.packed, messages, strict=True)
             lost = [
                 _lost_shares(packed[rank], arrived[rank], group)
@@ -377,7 +385,7 @@ def test_drift_is_the_share_of_energy_that_a_head_of_a_token_lost_mean_and_worst
             mean, worst = mine[-1].tolist()
             assert mean == pytest.approx(sum(float(item.mean()) for item in lost) / len(lost), 0.01)
             assert worst == pytest.approx(max(float(item.max()) for item in lost), 0.01)
-            assert (mean == 0) == kind.is_full
+            assert (mean == 0) == kind.is_uncompressed
 
 
 def _lost_shares(packed: Tensor, arrived: Tensor, group: int) -> Tensor:
@@ -391,11 +399,11 @@ def _lost_shares(packed: Tensor, arrived: Tensor, group: int) -> Tensor:
 
 
 def test_measuring_changes_nothing_else() -> None:
-    travel = Travel.all_in(2)
-    plain = Selective(model("sd3"), IN_FULL, travel)
-    measuring = Selective(model("sd3"), IN_FULL, travel, measures_drift=True)
-    assert len(measuring.memories[0]) == len(plain.memories[0]) + 1
-    for kind, inputs in zip((IN_FULL, travel), plain.base.inputs(2), strict=True):
+    payload = Payload.uniform(2)
+    plain = Selective(model("sd3"), UNCOMPRESSED, payload)
+    measuring = Selective(model("sd3"), UNCOMPRESSED, payload, measures_drift=True)
+    assert len(measuring.caches[0]) == len(plain.caches[0]) + 1
+    for kind, inputs in zip((UNCOMPRESSED, payload), plain.base.inputs(2), strict=True):
         ours, theirs = measuring.step(kind, inputs), plain.step(kind, inputs)
         assert equal_on_every_rank(ours.outputs, theirs.outputs)
 
@@ -404,44 +412,44 @@ def test_measuring_changes_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "travel"),
+    ("name", "first", "payload"),
     [
-        ("flux", IN_FULL, Travel.all_in(2)),
-        ("sd3", IN_FULL, MIXED),
-        ("sd3", ANEW, Travel.all_in(2)),
-        ("sd3", replace(MIXED, is_anew=True), MIXED),
+        ("flux", UNCOMPRESSED, Payload.uniform(2)),
+        ("sd3", UNCOMPRESSED, MIXED),
+        ("sd3", INTRA, Payload.uniform(2)),
+        ("sd3", replace(MIXED, is_intra_coded=True), MIXED),
     ],
     ids=str,
 )
 @pytest.mark.parametrize(("value", "broken"), [(float("nan"), 0), (float("nan"), 1), (INF, 1)])
 def test_what_is_not_finite_arrives_and_is_gone_a_step_later(
-    name: str, first: Travel, travel: Travel, value: float, broken: int
+    name: str, first: Payload, payload: Payload, value: float, broken: int
 ) -> None:
     """In a step in full or anew, and in one that is coded."""
-    selective = Selective(model(name), first, travel)
-    kinds = (first, travel, travel)
+    selective = Selective(model(name), first, payload)
+    kinds = (first, payload, payload)
     for number, (kind, inputs) in enumerate(zip(kinds, selective.base.inputs(3), strict=True)):
         given = (
             with_broken_element(inputs, selective.base.names, value) if number == broken else inputs
         )
         step, exact = selective.step(kind, given), selective.exact(given)
-        assert all(memory.isfinite().all() for mine in selective.memories for memory in mine)
+        assert all(cache.isfinite().all() for mine in selective.caches for cache in mine)
         for ours, theirs in zip(step.outputs, exact.outputs, strict=True):
             assert ours[0].isnan()[theirs[0].isnan()].all()
             assert ours[0].isfinite().all() == (number != broken)
         assert any(item[0].isnan().any() for item in exact.outputs) == (number == broken)
 
 
-@pytest.mark.parametrize("travel", [LEANING, ANEW], ids=str)
-def test_groups_that_are_finite_arrive_by_the_contract_beside_others(travel: Travel) -> None:
+@pytest.mark.parametrize("payload", [LEANING, INTRA], ids=str)
+def test_groups_that_are_finite_arrive_by_the_contract_beside_others(payload: Payload) -> None:
     """In the first exchanges, which no other one comes before."""
-    selective = Selective(model("sd3"), IN_FULL, travel, LEANING)
-    memories = _nothing_sent(selective)
+    selective = Selective(model("sd3"), UNCOMPRESSED, payload, LEANING)
+    caches = _nothing_sent(selective)
     first, second = selective.base.inputs(2)
-    expected_messages(selective.step(IN_FULL, first), selective, IN_FULL, memories)
+    expected_messages(selective.step(UNCOMPRESSED, first), selective, UNCOMPRESSED, caches)
     broken = with_broken_element(second, selective.base.names, float("nan"))
-    step = selective.step(travel, broken)
-    messages = expected_messages(step, selective, travel, memories)
+    step = selective.step(payload, broken)
+    messages = expected_messages(step, selective, payload, caches)
     expected = selective.with_messages(broken, messages)
     for piece in range(3):
         ours, theirs = step.results[piece], expected.results[piece]

@@ -13,7 +13,7 @@ from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.schedule.graph_tasks import is_anchor, is_write_back, node_order, reorder
 from cocodiff_compile.v_major.delta_code import FULL
-from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, CachedRoles, Payload
 from tests.captured import fake_ranks
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (
@@ -31,8 +31,8 @@ from tests.selective import (
     small_model,
 )
 
-ANEW = Travel.all_in(8, is_anew=True)
-EVERYTHING = Remembered.for_all([Travel.all_in(4)])
+INTRA = Payload.uniform(8, is_intra_coded=True)
+EVERYTHING = CachedRoles.for_payloads([Payload.uniform(4)])
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -40,26 +40,26 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def test_all_kinds_of_steps_remember_in_the_same_places() -> None:
-    travels = (IN_FULL, ANEW, Travel.all_in(2), MIXED, Travel((FULL,) * 4, 0.5))
-    selective = Selective(model("flux"), *travels, measures_drift=True)
-    first, *others = ([(t.shape, t.dtype) for t in selective.memory_inputs(k)] for k in travels)
+    payloads = (UNCOMPRESSED, INTRA, Payload.uniform(2), MIXED, Payload((FULL,) * 4, 0.5))
+    selective = Selective(model("flux"), *payloads, measures_drift=True)
+    first, *others = ([(t.shape, t.dtype) for t in selective.cache_inputs(k)] for k in payloads)
     assert len(first) == 2 * len(selective.base.pieces) + 1
     assert all(other == first for other in others)
 
 
 def test_what_no_kind_of_step_needs_is_not_remembered() -> None:
     base = model("sd3")
-    assert len(Selective(base, IN_FULL, MIXED).memories[0]) == 2 * 3
-    assert len(Selective(base, ANEW, MIXED).memories[0]) == 2 * 3
-    tokens = Selective(base, IN_FULL, Travel((FULL,) * 4, 0.5))
-    assert len(tokens.memories[0]) == 1 + 3  # V as sent; Q, K and V as received
+    assert len(Selective(base, UNCOMPRESSED, MIXED).caches[0]) == 2 * 3
+    assert len(Selective(base, INTRA, MIXED).caches[0]) == 2 * 3
+    tokens = Selective(base, UNCOMPRESSED, Payload((FULL,) * 4, 0.5))
+    assert len(tokens.caches[0]) == 1 + 3  # V as sent; Q, K and V as received
 
 
 def test_where_nothing_is_to_be_remembered_the_graph_stays_to_the_letter() -> None:
     base = model("sd3").copy()
     before = str(base.graph)
     with fake_ranks(NUM_RANKS):
-        select = SelectVMajor(IN_FULL, Remembered.for_all([IN_FULL]))
+        select = SelectVMajor(UNCOMPRESSED, CachedRoles.for_payloads([UNCOMPRESSED]))
         result = select.run(base.graph, base.found)
     assert not result.changed
     assert not result.declined
@@ -69,14 +69,14 @@ def test_where_nothing_is_to_be_remembered_the_graph_stays_to_the_letter() -> No
 # With other passes
 
 
-@kinds_of_models(IN_FULL, ANEW, Travel.all_in(4), MIXED)
-def test_phases_carry_the_same_bit_for_bit(name: str, travel: Travel) -> None:
+@kinds_of_models(UNCOMPRESSED, INTRA, Payload.uniform(4), MIXED)
+def test_phases_carry_the_same_bit_for_bit(name: str, payload: Payload) -> None:
     chunked = in_chunks(name)
-    flat = Selective(chunked, IN_FULL, travel, MIXED)
-    phased = Selective(chunked, IN_FULL, travel, MIXED, then=in_phases)
-    steps = zip(outputs_of_steps(flat, travel), outputs_of_steps(phased, travel), strict=True)
+    flat = Selective(chunked, UNCOMPRESSED, payload, MIXED)
+    phased = Selective(chunked, UNCOMPRESSED, payload, MIXED, then=in_phases)
+    steps = zip(outputs_of_steps(flat, payload), outputs_of_steps(phased, payload), strict=True)
     assert all(equal_on_every_rank(ours, theirs) for ours, theirs in steps)
-    assert same(flat.memories, phased.memories)
+    assert same(flat.caches, phased.caches)
 
 
 def _in_order_of_tasks(graph: Graph, found: Recognition) -> PassResult:
@@ -87,27 +87,29 @@ def _in_order_of_tasks(graph: Graph, found: Recognition) -> PassResult:
     return PassResult(True, found)
 
 
-@pytest.mark.parametrize("travel", [IN_FULL, ANEW, Travel.all_in(4), Travel((4, FULL, 2, 8), 0.5)])
+@pytest.mark.parametrize(
+    "payload", [UNCOMPRESSED, INTRA, Payload.uniform(4), Payload((4, FULL, 2, 8), 0.5)]
+)
 @pytest.mark.parametrize("measures_drift", [True, False])
 def test_an_order_of_tasks_changes_no_value_and_no_memory(
-    travel: Travel, measures_drift: bool
+    payload: Payload, measures_drift: bool
 ) -> None:
-    base, kinds = model("sd3"), (IN_FULL, travel, Travel.all_in(4))
+    base, kinds = model("sd3"), (UNCOMPRESSED, payload, Payload.uniform(4))
     plain = Selective(base, *kinds, measures_drift=measures_drift)
     ordered = Selective(base, *kinds, measures_drift=measures_drift, then=_in_order_of_tasks)
-    steps = zip(outputs_of_steps(plain, travel), outputs_of_steps(ordered, travel), strict=True)
+    steps = zip(outputs_of_steps(plain, payload), outputs_of_steps(ordered, payload), strict=True)
     assert all(equal_on_every_rank(ours, theirs) for ours, theirs in steps)
-    assert same(plain.memories, ordered.memories)
+    assert same(plain.caches, ordered.caches)
 
 
 @pytest.mark.parametrize("measures_drift", [True, False])
 def test_what_was_sent_is_remembered_before_the_attention(measures_drift: bool) -> None:
     """Else it takes up room until the end of the graph."""
-    travel = Travel.all_in(4)
+    payload = Payload.uniform(4)
     selective = Selective(
-        model("sd3"), travel, measures_drift=measures_drift, then=_in_order_of_tasks
+        model("sd3"), payload, measures_drift=measures_drift, then=_in_order_of_tasks
     )
-    nodes = list(selective.variants[travel].graph.nodes)
+    nodes = list(selective.variants[payload].graph.nodes)
     (attention,) = (place for place, node in enumerate(nodes) if node.target in FUSED_ATTENTION)
     before = [node for node in nodes[:attention] if is_write_back(node)]
     assert len(before) == 6, "Q, K and V, as sent and as received"
@@ -116,12 +118,12 @@ def test_what_was_sent_is_remembered_before_the_attention(measures_drift: bool) 
 # Declined
 
 
-@pytest.mark.parametrize("travel", [IN_FULL, Travel.all_in(4)], ids=str)
+@pytest.mark.parametrize("payload", [UNCOMPRESSED, Payload.uniform(4)], ids=str)
 @pytest.mark.parametrize("measures_drift", [True, False])
 def test_symbolic_sizes_are_declined_and_the_graph_stays_to_the_letter(
-    travel: Travel, measures_drift: bool
+    payload: Payload, measures_drift: bool
 ) -> None:
-    _assert_declined(_dynamic(), travel, measures_drift, "symbolic sizes", "dynamic=False")
+    _assert_declined(_dynamic(), payload, measures_drift, "symbolic sizes", "dynamic=False")
 
 
 @functools.cache
@@ -129,20 +131,20 @@ def _dynamic() -> Captured:
     return idiom("dynamic")
 
 
-@pytest.mark.parametrize("travel", [IN_FULL, Travel.all_in(4)], ids=str)
+@pytest.mark.parametrize("payload", [UNCOMPRESSED, Payload.uniform(4)], ids=str)
 @pytest.mark.parametrize("measures_drift", [True, False])
 def test_heads_that_8_do_not_divide_are_declined_and_the_graph_stays_to_the_letter(
-    travel: Travel, measures_drift: bool
+    payload: Payload, measures_drift: bool
 ) -> None:
-    _assert_declined(small_model("sd3", 12), travel, measures_drift, "heads of 12 elements", "8")
+    _assert_declined(small_model("sd3", 12), payload, measures_drift, "heads of 12 elements", "8")
 
 
-def _assert_declined(base: Captured, travel: Travel, measures_drift: bool, *words: str) -> None:
+def _assert_declined(base: Captured, payload: Payload, measures_drift: bool, *words: str) -> None:
     assert base.pieces
     own = base.copy()
     before = str(own.graph)
     with fake_ranks(NUM_RANKS):
-        select = SelectVMajor(travel, EVERYTHING, measures_drift=measures_drift)
+        select = SelectVMajor(payload, EVERYTHING, measures_drift=measures_drift)
         result = select.run(own.graph, own.found)
     assert not result.changed
     assert str(own.graph) == before
@@ -153,17 +155,17 @@ def _assert_declined(base: Captured, travel: Travel, measures_drift: bool, *word
 def test_an_exchange_that_is_declined_leaves_others_alone() -> None:
     """V of four elements per head, and O with it, stay as they are; Q and K are coded."""
     base = idiom("small values")
-    travel = Travel.all_in(8)
-    selective = Selective(base, IN_FULL, travel)
+    payload = Payload.uniform(8)
+    selective = Selective(base, UNCOMPRESSED, payload)
     (site,) = base.found.sites
-    declined = selective.results[travel].declined
+    declined = selective.results[payload].declined
     assert len(declined) == 2
     assert all("heads of 4 elements" in item.reason for item in declined)
-    assert len(selective.memories[0]) == 4
-    for kind, inputs in zip((IN_FULL, travel), base.inputs(2), strict=True):
+    assert len(selective.caches[0]) == 4
+    for kind, inputs in zip((UNCOMPRESSED, payload), base.inputs(2), strict=True):
         step = selective.step(kind, inputs)
         exact = selective.with_packed(inputs, step).results
         places = [base.pieces.index(leg.exchange) for leg in site.legs]
         for place, is_coded in zip(places, (True, True, False, False), strict=True):
             is_same = same([step.results[place]], [exact[place]])
-            assert is_same == (kind.is_full or not is_coded)
+            assert is_same == (kind.is_uncompressed or not is_coded)

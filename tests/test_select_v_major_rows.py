@@ -1,5 +1,5 @@
 """select-v-major without some tokens: what is not computed of them, whose output is reused, and how
-many are left out of each stream and of each attention.
+many are skipped of each stream and of each attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cocodiff_compile.ir.aten import (
 from cocodiff_compile.ir.records import UlyssesSite
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.v_major.delta_code import FULL
-from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, CachedRoles, Payload
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (
     NUM_RANKS,
@@ -41,8 +41,8 @@ from tests.selective import (
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
-HALF = Travel((FULL,) * 4, 0.5)
-HALF_AND_OUTPUT = Travel((FULL,) * 4, 0.5, reuses_output=True)
+HALF = Payload((FULL,) * 4, 0.5)
+HALF_AND_OUTPUT = Payload((FULL,) * 4, 0.5, reuses_output=True)
 STEPS = 3
 
 
@@ -60,10 +60,10 @@ class RowsByContract:
     """
 
     def __init__(
-        self, selective: Selective, travel: Travel, apart: bool = False, text_first: bool = False
+        self, selective: Selective, payload: Payload, apart: bool = False, text_first: bool = False
     ) -> None:
         self.selective, self.apart, self.text_first = selective, apart, text_first
-        self.reuses, self.share = travel.reuses_output, travel.omitted
+        self.reuses, self.share = payload.reuses_output, payload.skipped_share
         self.held: dict[Node, list[Tensor]] = {}
 
     def step(self, inputs: Sequence[PerRank], is_first: bool) -> list[tuple[Any, ...]]:
@@ -150,12 +150,14 @@ def cases(*names: str) -> Any:
 def test_tokens_that_are_not_sent_stand_as_they_last_arrived(
     name: str, reuses: bool, apart: bool
 ) -> None:
-    travel = HALF_AND_OUTPUT if reuses else HALF
-    selective = Selective(model(name), IN_FULL, travel, streams_apart=apart, skips_unsent=True)
-    assert not selective.results[travel].declined
-    reference = RowsByContract(selective, travel, apart, text_first=name == "flux")
+    payload = HALF_AND_OUTPUT if reuses else HALF
+    selective = Selective(
+        model(name), UNCOMPRESSED, payload, selects_per_stream=apart, skips_unsent=True
+    )
+    assert not selective.results[payload].declined
+    reference = RowsByContract(selective, payload, apart, text_first=name == "flux")
     for number, inputs in enumerate(selective.base.inputs(STEPS)):
-        ours = selective.step(travel if number else IN_FULL, inputs).outputs
+        ours = selective.step(payload if number else UNCOMPRESSED, inputs).outputs
         theirs = reference.step(inputs, is_first=not number)
         for mine, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
@@ -168,7 +170,7 @@ def test_q_and_k_of_tokens_that_are_not_sent_are_not_computed(name: str) -> None
     base = model(name)
     graphs = []
     for skips in (False, True):
-        selective = Selective(base, IN_FULL, HALF, streams_apart=True, skips_unsent=skips)
+        selective = Selective(base, UNCOMPRESSED, HALF, selects_per_stream=True, skips_unsent=skips)
         graph = selective.variants[HALF].copied_graph()
         graph.eliminate_dead_code()
         graphs.append(graph)
@@ -184,7 +186,9 @@ def test_q_and_k_of_tokens_that_are_not_sent_are_not_computed(name: str) -> None
 def test_where_streams_are_together_their_tokens_are_all_computed() -> None:
     """How many of each stream are sent is not known then; attentions with one stream are."""
     whole, skipped = (
-        Selective(model("flux"), IN_FULL, HALF, skips_unsent=skips).variants[HALF].copied_graph()
+        Selective(model("flux"), UNCOMPRESSED, HALF, skips_unsent=skips)
+        .variants[HALF]
+        .copied_graph()
         for skips in (False, True)
     )
     whole.eliminate_dead_code()
@@ -197,7 +201,7 @@ def test_where_streams_are_together_their_tokens_are_all_computed() -> None:
 @every_model
 def test_where_output_is_reused_attention_and_way_out_are_of_sent_tokens(name: str) -> None:
     base = model(name)
-    selective = Selective(base, IN_FULL, HALF, HALF_AND_OUTPUT)
+    selective = Selective(base, UNCOMPRESSED, HALF, HALF_AND_OUTPUT)
     found = selective.results[HALF_AND_OUTPUT].recognition
     assert found is not None
     tokens = [int(site.q.tokens_per_rank) for site in base.found.sites]
@@ -217,7 +221,9 @@ def test_what_is_projected_together_is_computed_of_all_tokens() -> None:
     base = small_model("flux2")
     fused = [site for site in base.found.sites if site.q.projections[0].is_fused]
     assert fused
-    selective = Selective(base, IN_FULL, HALF_AND_OUTPUT, streams_apart=True, skips_unsent=True)
+    selective = Selective(
+        base, UNCOMPRESSED, HALF_AND_OUTPUT, selects_per_stream=True, skips_unsent=True
+    )
     assert not selective.results[HALF_AND_OUTPUT].declined
     nodes = set(selective.variants[HALF_AND_OUTPUT].graph.nodes)
     found = selective.results[HALF_AND_OUTPUT].recognition
@@ -226,16 +232,16 @@ def test_what_is_projected_together_is_computed_of_all_tokens() -> None:
         assert {item.node for leg in site.legs for item in leg.projections} <= nodes
     reference = RowsByContract(selective, HALF_AND_OUTPUT, apart=True, text_first=True)
     for number, inputs in enumerate(base.inputs(2)):
-        ours = selective.step(HALF_AND_OUTPUT if number else IN_FULL, inputs).outputs
+        ours = selective.step(HALF_AND_OUTPUT if number else UNCOMPRESSED, inputs).outputs
         theirs = reference.step(inputs, is_first=not number)
         torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
 
 
 def test_queries_whose_output_is_reused_are_not_remembered() -> None:
     names = {}
-    for travel in (HALF, HALF_AND_OUTPUT):
-        graph = Selective(model("sd3"), IN_FULL, travel).variants[travel].graph
-        names[travel] = {node.name for node in graph.find_nodes(op="placeholder")}
+    for payload in (HALF, HALF_AND_OUTPUT):
+        graph = Selective(model("sd3"), UNCOMPRESSED, payload).variants[payload].graph
+        names[payload] = {node.name for node in graph.find_nodes(op="placeholder")}
     for site in model("sd3").found.sites:
         query, output = (f"held_{leg.exchange.start.name}" for leg in (site.q, site.o))
         assert {query, output} & names[HALF] == {query}
@@ -243,27 +249,29 @@ def test_queries_whose_output_is_reused_are_not_remembered() -> None:
 
 
 def test_coded_tokens_whose_output_is_reused_are_remembered_the_same_by_both_sides() -> None:
-    travel = Travel((4, 4, 4, 4), 0.5, reuses_output=True)
-    selective = Selective(model("sd3"), IN_FULL, travel, streams_apart=True, skips_unsent=True)
+    payload = Payload((4, 4, 4, 4), 0.5, reuses_output=True)
+    selective = Selective(
+        model("sd3"), UNCOMPRESSED, payload, selects_per_stream=True, skips_unsent=True
+    )
     inputs = list(selective.base.inputs(STEPS))
-    outputs = selective.step(IN_FULL, inputs[0]).outputs
+    outputs = selective.step(UNCOMPRESSED, inputs[0]).outputs
     exact = selective.exact(inputs[0]).outputs
     assert equal_on_every_rank(outputs, exact)
     for given in inputs[1:]:
-        selective.step(travel, given)
+        selective.step(payload, given)
         for pairs in selective.pairs():
             expected = exchanged([sent for sent, _ in pairs])
             assert same([[held for _, held in pairs]], [expected])
 
 
 def test_a_token_that_is_not_finite_is_sent_and_its_output_not_remembered() -> None:
-    selective = Selective(model("sd3"), IN_FULL, HALF_AND_OUTPUT, skips_unsent=True)
+    selective = Selective(model("sd3"), UNCOMPRESSED, HALF_AND_OUTPUT, skips_unsent=True)
     first, second, third = selective.base.inputs(3)
-    selective.step(IN_FULL, first)
+    selective.step(UNCOMPRESSED, first)
     broken = with_broken_element(second, selective.base.names, float("nan"))
     step = selective.step(HALF_AND_OUTPUT, broken)
     assert all(item[0].isnan().any() for item in step.outputs)
-    assert all(memory.isfinite().all() for mine in selective.memories for memory in mine)
+    assert all(cache.isfinite().all() for mine in selective.caches for cache in mine)
     after = selective.step(HALF_AND_OUTPUT, third)
     assert all(item[0].isfinite().all() for item in after.outputs)
 
@@ -271,7 +279,7 @@ def test_a_token_that_is_not_finite_is_sent_and_its_output_not_remembered() -> N
 def test_each_attention_leaves_out_its_own_share() -> None:
     base = model("flux")
     assert len(base.found.sites) == 2
-    selective = Selective(base, IN_FULL, HALF_AND_OUTPUT, layers=(0.0, 0.5))
+    selective = Selective(base, UNCOMPRESSED, HALF_AND_OUTPUT, layers=(0.0, 0.5))
     found = selective.results[HALF_AND_OUTPUT].recognition
     assert found is not None
     for before, after, share in zip(base.found.sites, found.sites, (0.0, 0.25), strict=True):
@@ -279,35 +287,35 @@ def test_each_attention_leaves_out_its_own_share() -> None:
         for old, new in zip(before.legs, after.legs, strict=True):
             sent = tokens - int(share * tokens)
             assert new.exchange.size_bytes == int(old.exchange.size_bytes) * sent // tokens
-    for kind, inputs in zip((IN_FULL, HALF_AND_OUTPUT), base.inputs(2), strict=True):
+    for kind, inputs in zip((UNCOMPRESSED, HALF_AND_OUTPUT), base.inputs(2), strict=True):
         step = selective.step(kind, inputs)
     assert all(item[0].isfinite().all() for item in step.outputs)
-    whole = Selective(base, IN_FULL, HALF_AND_OUTPUT)
-    assert 0 < 2 * len(selective.memories[0]) == len(whole.memories[0])  # none for the first
+    whole = Selective(base, UNCOMPRESSED, HALF_AND_OUTPUT)
+    assert 0 < 2 * len(selective.caches[0]) == len(whole.caches[0])  # none for the first
 
 
 def test_an_attention_that_leaves_out_nothing_remembers_what_is_coded_all_the_same() -> None:
     base, coded = model("flux"), replace(HALF, bits=(FULL, FULL, 4, FULL))
-    selective = Selective(base, IN_FULL, coded, layers=(0.0, 1.0))
-    in_first = Selective(base, IN_FULL, replace(coded, omitted=0.0))
-    whole = Selective(base, IN_FULL, coded)
-    first, second = (len(item.memories[0]) // 2 for item in (in_first, whole))
+    selective = Selective(base, UNCOMPRESSED, coded, layers=(0.0, 1.0))
+    in_first = Selective(base, UNCOMPRESSED, replace(coded, skipped_share=0.0))
+    whole = Selective(base, UNCOMPRESSED, coded)
+    first, second = (len(item.caches[0]) // 2 for item in (in_first, whole))
     assert (first, second) == (2, 4)
-    assert len(selective.memories[0]) == first + second
+    assert len(selective.caches[0]) == first + second
 
 
 def test_layers_must_be_as_many_as_attentions() -> None:
     with pytest.raises(UserError, match="'layers' has 3 numbers, and a graph has 2 attentions"):
-        Selective(model("flux"), IN_FULL, HALF, layers=(1.0, 1.0, 1.0))
-    select = SelectVMajor(HALF, Remembered.for_all([HALF]), layers=(1.0,))
+        Selective(model("flux"), UNCOMPRESSED, HALF, layers=(1.0, 1.0, 1.0))
+    select = SelectVMajor(HALF, CachedRoles.for_payloads([HALF]), layers=(1.0,))
     with pytest.raises(UserError, match="'layers' has 1 numbers"):
         select.rewrites_any(model("flux").found)
 
 
 UNCLEAR = {
-    "packed by stack": "Q, K and V travel together",
-    "norm and RoPE late": "by their place",
-    "matmuls with scale and mask": "by their place",
+    "packed by stack": "Q, K and V share one exchange",
+    "norm and RoPE late": "by their position",
+    "matmuls with scale and mask": "by their position",
     "mask": "has a mask with a row per query",
     "replicated text": "joins rows of several blocks",
 }
@@ -315,18 +323,18 @@ UNCLEAR = {
 
 @pytest.mark.parametrize("name", UNCLEAR)
 def test_where_rows_cannot_be_told_apart_all_tokens_travel(name: str) -> None:
-    travel = HALF_AND_OUTPUT
+    payload = HALF_AND_OUTPUT
     base = idiom(name)
-    selective = Selective(base, IN_FULL, travel, skips_unsent=True)
-    (declined,) = selective.results[travel].declined
-    assert declined.reason.startswith("no tokens are left out: ")
+    selective = Selective(base, UNCOMPRESSED, payload, skips_unsent=True)
+    (declined,) = selective.results[payload].declined
+    assert declined.reason.startswith("no tokens are skipped: ")
     assert UNCLEAR[name] in declined.reason
-    graph = selective.variants[travel].graph
+    graph = selective.variants[payload].graph
     for target in (ALL_TO_ALL, ALL_GATHER):
         before, after = (
             len(item.find_nodes(op="call_function", target=target)) for item in (base.graph, graph)
         )
         assert before == after
-    for kind, inputs in zip((IN_FULL, travel), selective.base.inputs(2), strict=True):
+    for kind, inputs in zip((UNCOMPRESSED, payload), selective.base.inputs(2), strict=True):
         ours = selective.step(kind, inputs).outputs
         assert equal_on_every_rank(ours, selective.exact(inputs).outputs)

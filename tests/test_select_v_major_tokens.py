@@ -1,4 +1,4 @@
-"""select-v-major without some tokens: which ones are left out, and what stands for them."""
+"""select-v-major without some tokens: which ones are skipped, and what stands for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from cocodiff_compile.ir.records import Leg
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.v_major.delta_code import FULL, SCALE_BITS, num_words
-from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, CachedRoles, Payload
 from tests.lockstep import equal_on_every_rank
 from tests.selective import (
     NUM_RANKS,
@@ -89,20 +89,20 @@ class TokensByContract:
 
 @pytest.mark.parametrize("compare", ["sent", "seen"])
 @pytest.mark.parametrize(
-    ("name", "omitted"),
+    ("name", "skipped_share"),
     [("flux", 0.5), ("flux", 1.0), ("sd3", 0.25), ("sd3", 0.5), ("sd3", 1.0)],
 )
 def test_tokens_whose_v_changed_least_are_taken_from_memory(
-    name: str, compare: Literal["sent", "seen"], omitted: float
+    name: str, compare: Literal["sent", "seen"], skipped_share: float
 ) -> None:
-    travel = Travel((FULL,) * 4, omitted)
-    selective = Selective(model(name), IN_FULL, travel, compare=compare)
+    payload = Payload((FULL,) * 4, skipped_share)
+    selective = Selective(model(name), UNCOMPRESSED, payload, compare=compare)
     reference = TokensByContract(selective.base, compare)
     tokens = int(selective.base.found.sites[0].v.tokens_per_rank)
-    sent = max(1, tokens - int(omitted * tokens))
+    sent = max(1, tokens - int(skipped_share * tokens))
     assert 1 <= sent < tokens
     for number, inputs in enumerate(selective.base.inputs(4)):
-        step = selective.step(travel if number else IN_FULL, inputs)
+        step = selective.step(payload if number else UNCOMPRESSED, inputs)
         exact = selective.with_packed(inputs, step).results
         assert same(step.results, reference.step(exact, sent if number else None))
         rest = selective.with_results(inputs, step.results)
@@ -112,16 +112,16 @@ def test_tokens_whose_v_changed_least_are_taken_from_memory(
 
 @every_model
 def test_of_some_tokens_as_many_bytes_travel_as_they_have(name: str) -> None:
-    base, travel = model(name), Travel((FULL, 4, FULL, 8), 0.5)
-    selective = Selective(base, IN_FULL, travel)
-    graph = selective.variants[travel].graph
-    found = selective.results[travel].recognition
+    base, payload = model(name), Payload((FULL, 4, FULL, 8), 0.5)
+    selective = Selective(base, UNCOMPRESSED, payload)
+    graph = selective.variants[payload].graph
+    found = selective.results[payload].recognition
     assert found is not None
     assert num_gathers(graph) == num_gathers(base.graph) + len(base.found.sites)
     for before, after in zip(base.found.sites, found.sites, strict=True):
         tokens = int(before.v.tokens_per_rank)
         for old, new in zip(before.legs, after.legs, strict=True):
-            bits = travel.bits_of()[old.role]
+            bits = payload.bits_of()[old.role]
             share = 1 if old.role == "o" else (tokens - tokens // 2) / tokens
             group, whole = int(old.head_size), int(old.exchange.size_bytes)
             rows = int(share * (whole // (4 * group * NUM_RANKS)))
@@ -131,12 +131,12 @@ def test_of_some_tokens_as_many_bytes_travel_as_they_have(name: str) -> None:
 
 
 @every_model
-def test_of_sent_tokens_the_code_is_remembered_that_the_contract_says(name: str) -> None:
+def test_of_sent_tokens_the_code_is_cached_that_the_contract_says(name: str) -> None:
     """Rows of the tokens whose V changed most, each head of them a group; the rest stay."""
-    some = Travel((4, 2, 8, 4), 0.5)
-    selective = Selective(model(name), IN_FULL, some)
+    some = Payload((4, 2, 8, 4), 0.5)
+    selective = Selective(model(name), UNCOMPRESSED, some)
     first, *later = selective.base.inputs(3)
-    selective.step(IN_FULL, first)
+    selective.step(UNCOMPRESSED, first)
     places = {piece.start: place for place, piece in enumerate(selective.base.pieces)}
     for inputs in later:
         before = [[sent.clone() for sent, _ in mine] for mine in selective.pairs()]
@@ -147,9 +147,7 @@ def test_of_sent_tokens_the_code_is_remembered_that_the_contract_says(name: str)
                 place = places[leg.exchange.start]
                 chosen = _chosen(step.packed[value][rank], before[value][rank], site.v)
                 bits = some.bits_of()[leg.role]
-                expected = _remembered(
-                    step.packed[place][rank], before[place][rank], leg, bits, chosen
-                )
+                expected = _cached(step.packed[place][rank], before[place][rank], leg, bits, chosen)
                 ours, _ = selective.pairs()[place][rank]
                 assert differing_share([ours.view(expected.shape)], [expected]) < 0.002
 
@@ -166,7 +164,7 @@ def _chosen(packed: Tensor, sent: Tensor, value: Leg) -> Tensor:
     return by_token.topk(len(by_token) - len(by_token) // 2).indices.sort().values
 
 
-def _remembered(packed: Tensor, sent: Tensor, leg: Leg, bits: int, chosen: Tensor) -> Tensor:
+def _cached(packed: Tensor, sent: Tensor, leg: Leg, bits: int, chosen: Tensor) -> Tensor:
     """By the sender: [P, before, tokens, behind]."""
     result = _by_token(sent, leg).clone()
     rows, old = _by_token(packed, leg)[:, :, chosen], result[:, :, chosen]
@@ -175,9 +173,9 @@ def _remembered(packed: Tensor, sent: Tensor, leg: Leg, bits: int, chosen: Tenso
     return result
 
 
-@pytest.mark.parametrize("first", [IN_FULL, Travel.all_in(8, is_anew=True)], ids=str)
-def test_some_tokens_coded_are_remembered_the_same_by_both_sides(first: Travel) -> None:
-    some = Travel((4, 4, 4, 4), 0.5)
+@pytest.mark.parametrize("first", [UNCOMPRESSED, Payload.uniform(8, is_intra_coded=True)], ids=str)
+def test_some_tokens_coded_are_cached_the_same_by_both_sides(first: Payload) -> None:
+    some = Payload((4, 4, 4, 4), 0.5)
     selective = Selective(model("sd3"), first, some)
     for kind, inputs in zip((first, some, some), selective.base.inputs(3), strict=True):
         before = [[held.clone() for _, held in mine] for mine in selective.pairs()]
@@ -201,63 +199,63 @@ def test_some_tokens_coded_are_remembered_the_same_by_both_sides(first: Travel) 
 
 @pytest.mark.parametrize("compare", ["sent", "seen"])
 def test_some_tokens_in_phases_are_the_same_bit_for_bit(compare: Literal["sent", "seen"]) -> None:
-    base, travel = model("flux"), Travel((FULL, 4, FULL, 8), 0.5)
-    flat = Selective(base, IN_FULL, travel, compare=compare)
-    phased = Selective(base, IN_FULL, travel, compare=compare, then=in_phases)
-    steps = zip(outputs_of_steps(flat, travel), outputs_of_steps(phased, travel), strict=True)
+    base, payload = model("flux"), Payload((FULL, 4, FULL, 8), 0.5)
+    flat = Selective(base, UNCOMPRESSED, payload, compare=compare)
+    phased = Selective(base, UNCOMPRESSED, payload, compare=compare, then=in_phases)
+    steps = zip(outputs_of_steps(flat, payload), outputs_of_steps(phased, payload), strict=True)
     assert all(equal_on_every_rank(ours, theirs) for ours, theirs in steps)
-    assert same(flat.memories, phased.memories)
+    assert same(flat.caches, phased.caches)
 
 
-def test_a_token_that_is_not_finite_is_sent_and_not_remembered() -> None:
-    travel = Travel((FULL,) * 4, 0.5)
-    selective = Selective(model("sd3"), IN_FULL, travel)
+def test_a_token_that_is_not_finite_is_sent_and_not_cached() -> None:
+    payload = Payload((FULL,) * 4, 0.5)
+    selective = Selective(model("sd3"), UNCOMPRESSED, payload)
     first, second, third = selective.base.inputs(3)
-    selective.step(IN_FULL, first)
-    step = selective.step(travel, with_broken_element(second, selective.base.names, float("nan")))
+    selective.step(UNCOMPRESSED, first)
+    step = selective.step(payload, with_broken_element(second, selective.base.names, float("nan")))
     assert all(item[0].isnan().any() for item in step.outputs)
-    assert all(memory.isfinite().all() for mine in selective.memories for memory in mine)
-    after = selective.step(travel, third)
+    assert all(cache.isfinite().all() for mine in selective.caches for cache in mine)
+    after = selective.step(payload, third)
     assert all(item[0].isfinite().all() for item in after.outputs)
 
 
 def test_tokens_are_left_out_of_whole_exchanges_only() -> None:
-    some = Travel((FULL,) * 4, 0.5)
-    coded = Travel((4, 4, 4, 4), 0.5)
-    for travel, plain in ((some, IN_FULL), (coded, Travel.all_in(4))):
-        selective = Selective(in_chunks("sd3"), IN_FULL, travel)
-        (declined,) = selective.results[travel].declined
+    some = Payload((FULL,) * 4, 0.5)
+    coded = Payload((4, 4, 4, 4), 0.5)
+    for payload, plain in ((some, UNCOMPRESSED), (coded, Payload.uniform(4))):
+        selective = Selective(in_chunks("sd3"), UNCOMPRESSED, payload)
+        (declined,) = selective.results[payload].declined
         assert "chunks" in declined.reason
-        expected = Selective(in_chunks("sd3"), IN_FULL, plain, Travel.all_in(4))
-        for kind, inputs in zip((IN_FULL, plain), selective.base.inputs(2), strict=True):
-            ours = selective.step(kind if kind == IN_FULL else travel, inputs)
+        expected = Selective(in_chunks("sd3"), UNCOMPRESSED, plain, Payload.uniform(4))
+        for kind, inputs in zip((UNCOMPRESSED, plain), selective.base.inputs(2), strict=True):
+            ours = selective.step(kind if kind == UNCOMPRESSED else payload, inputs)
             assert equal_on_every_rank(ours.outputs, expected.step(kind, inputs).outputs)
 
 
 def test_tokens_of_roles_that_travel_together_are_not_left_out() -> None:
     base = idiom("packed by stack")
-    travel = Travel((FULL,) * 4, 0.5)
-    selective = Selective(base, IN_FULL, travel)
-    (declined,) = selective.results[travel].declined
-    assert "travel together" in declined.reason
-    assert not selective.memories[0], "nothing would ever read it"
-    for kind in (IN_FULL, travel):
-        select = SelectVMajor(kind, Remembered.for_all([travel]))
+    payload = Payload((FULL,) * 4, 0.5)
+    selective = Selective(base, UNCOMPRESSED, payload)
+    (declined,) = selective.results[payload].declined
+    assert "share one exchange" in declined.reason
+    assert not selective.caches[0], "nothing would ever read it"
+    for kind in (UNCOMPRESSED, payload):
+        select = SelectVMajor(kind, CachedRoles.for_payloads([payload]))
         assert not select.rewrites_any(base.found)
         assert not selective.results[kind].changed
 
 
 @pytest.mark.parametrize(
-    "travel", [Travel((FULL,) * 4, 0.5), Travel((FULL, 4, 4, 4), 0.5)], ids=str
+    "payload", [Payload((FULL,) * 4, 0.5), Payload((FULL, 4, 4, 4), 0.5)], ids=str
 )
-def test_a_first_step_anew_is_remembered_where_other_steps_need_it(travel: Travel) -> None:
+def test_a_first_step_anew_is_cached_where_other_steps_need_it(payload: Payload) -> None:
     """Q in full is held and not remembered as sent; O in full is neither, and stays in full."""
-    first = Travel.all_in(8, is_anew=True)
-    selective = Selective(model("sd3"), first, travel)
-    for kind, inputs in zip((first, travel), selective.base.inputs(2), strict=True):
+    first = Payload.uniform(8, is_intra_coded=True)
+    selective = Selective(model("sd3"), first, payload)
+    for kind, inputs in zip((first, payload), selective.base.inputs(2), strict=True):
         step = selective.step(kind, inputs)
         rest = selective.with_results(inputs, step.results)
         assert equal_on_every_rank(step.outputs, rest.outputs)
-        assert all(memory.isfinite().all() for mine in selective.memories for memory in mine)
+        assert all(cache.isfinite().all() for mine in selective.caches for cache in mine)
     held = selective.step(first, inputs)
     assert not same(held.results, step.results)

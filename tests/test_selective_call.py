@@ -14,12 +14,12 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 from cocodiff_compile.v_major.denoising import denoising
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, Payload
 from cocodiff_compile.v_major.policy import Fixed, Policy
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
 from tests.counted_calls import (
-    ANEW,
     CODED,
     FULL_BYTES,
+    INTRA,
     OTHER,
     WEIGHT,
     Compiled,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("said")
 
 
 @every_first
-def test_the_first_step_carries_the_first_and_later_ones_are_the_policys(first: Travel) -> None:
+def test_the_first_step_carries_the_first_and_later_ones_are_the_policys(first: Payload) -> None:
     compiled = Compiled(Fixed(CODED, warm_up=2, refresh=3, first=first))
     with denoising(num_steps=7) as run:
         assert kinds(compiled, run, 9) == [
@@ -41,13 +41,13 @@ def test_the_first_step_carries_the_first_and_later_ones_are_the_policys(first: 
 
 
 def test_a_policy_that_would_choose_otherwise_begins_with_its_first_all_the_same() -> None:
-    compiled = Compiled(Listening(first=ANEW))
+    compiled = Compiled(Listening(first=INTRA))
     with denoising(num_steps=7) as run:
-        assert kinds(compiled, run, 3) == [ANEW, CODED, CODED]
+        assert kinds(compiled, run, 3) == [INTRA, CODED, CODED]
 
 
 @every_first
-def test_each_kind_is_compiled_once_and_when_it_is_first_needed(first: Travel) -> None:
+def test_each_kind_is_compiled_once_and_when_it_is_first_needed(first: Payload) -> None:
     """What a policy never carries is never compiled."""
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
@@ -66,10 +66,10 @@ def test_each_kind_is_compiled_once_and_when_it_is_first_needed(first: Travel) -
 
 def test_a_kind_that_was_added_is_not_compiled() -> None:
     compiled = Compiled()
-    compiled.call.add_variant(IN_FULL, compiled._compile(IN_FULL))
+    compiled.call.add_variant(UNCOMPRESSED, compiled._compile(UNCOMPRESSED))
     compiled.compiled.clear()
     with denoising(num_steps=9):
-        assert compiled() == IN_FULL
+        assert compiled() == UNCOMPRESSED
     assert compiled.compiled == []
 
 
@@ -77,13 +77,13 @@ def test_memories_are_zeros_made_once_that_every_step_finds_again() -> None:
     compiled = Compiled()
     with denoising(num_steps=9) as run:
         compiled()
-        (memories,) = (item for _, item in compiled.calls)
-        assert [item.tolist() for item in memories] == [[0.0] * 4] * 2
-        assert {item.dtype for item in memories} == {torch.float16}
+        (caches,) = (item for _, item in compiled.calls)
+        assert [item.tolist() for item in caches] == [[0.0] * 4] * 2
+        assert {item.dtype for item in caches} == {torch.float16}
         run.step()
         kinds(compiled, run, 3)
         for _, later in compiled.calls:
-            assert all(mine is first for mine, first in zip(later, memories, strict=True))
+            assert all(mine is first for mine, first in zip(later, caches, strict=True))
 
 
 @pytest.mark.parametrize("end", ["leave", "fail", "reset"])
@@ -111,7 +111,7 @@ def test_memories_are_freed_at_the_end_of_a_picture(end: str) -> None:
 
 
 @every_first
-def test_a_new_picture_begins_with_the_first_and_memories_of_its_own(first: Travel) -> None:
+def test_a_new_picture_begins_with_the_first_and_memories_of_its_own(first: Payload) -> None:
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
         kinds(compiled, run, 3)
@@ -125,7 +125,7 @@ def _memories_of_step(calls: Sequence[Callable[[], Any]], compiled: Compiled) ->
     compiled.calls.clear()
     for call in calls:
         call()
-    return [id(memories[0]) for _, memories in compiled.calls]
+    return [id(caches[0]) for _, caches in compiled.calls]
 
 
 def test_branches_blocks_and_repeated_calls_remember_apart() -> None:
@@ -146,11 +146,11 @@ def test_branches_blocks_and_repeated_calls_remember_apart() -> None:
         ]
         first = _memories_of_step(calls, compiled)
         assert len(set(first)) == len(calls)
-        assert {travel for travel, _ in compiled.calls} == {IN_FULL}
+        assert {payload for payload, _ in compiled.calls} == {UNCOMPRESSED}
         for _ in range(2):
             run.step()
             assert _memories_of_step(calls, compiled) == first
-            assert {travel for travel, _ in compiled.calls} == {CODED}
+            assert {payload for payload, _ in compiled.calls} == {CODED}
 
 
 def test_graphs_remember_apart() -> None:
@@ -162,7 +162,7 @@ def test_graphs_remember_apart() -> None:
 
 
 @every_first
-def test_a_call_that_is_new_in_a_later_step_carries_the_first_once(first: Travel) -> None:
+def test_a_call_that_is_new_in_a_later_step_carries_the_first_once(first: Payload) -> None:
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
         kinds(compiled, run, 2)
@@ -174,7 +174,7 @@ def test_a_call_that_is_new_in_a_later_step_carries_the_first_once(first: Travel
 @every_first
 @pytest.mark.parametrize("index", [0, 1, 2, 4, 7])
 def test_after_a_step_left_out_or_again_all_carries_the_first_once(
-    index: int, first: Travel
+    index: int, first: Payload
 ) -> None:
     """Also if it is the same step again."""
     compiled = Compiled(Fixed(CODED, first=first))
@@ -190,10 +190,10 @@ def test_after_a_step_left_out_or_again_all_carries_the_first_once(
 def test_nested_runs_do_not_mix() -> None:
     compiled = Compiled()
     with denoising(num_steps=9) as outer:
-        assert kinds(compiled, outer, 2) == [IN_FULL, CODED]
+        assert kinds(compiled, outer, 2) == [UNCOMPRESSED, CODED]
         mine = compiled.calls[-1][1]
         with denoising(num_steps=9) as inner:
-            assert kinds(compiled, inner, 2) == [IN_FULL, CODED]
+            assert kinds(compiled, inner, 2) == [UNCOMPRESSED, CODED]
             assert compiled.calls[-1][1][0] is not mine[0]
         assert compiled() == CODED
         assert compiled.calls[-1][1][0] is mine[0]
@@ -203,10 +203,10 @@ def test_outside_of_a_block_all_is_exact_and_that_is_said_once(said: Callable[[s
     compiled = Compiled()
     assert [compiled(), compiled()] == [None, None]
     assert compiled.compiled == [None]
-    assert all(memories == [] for _, memories in compiled.calls)
+    assert all(caches == [] for _, caches in compiled.calls)
     assert said("outside of `with cocodiff_compile.denoising") == 1
     with denoising(num_steps=2):
-        assert compiled() == IN_FULL
+        assert compiled() == UNCOMPRESSED
     assert compiled() is None
     assert said("outside of `with cocodiff_compile.denoising") == 1
 
@@ -218,7 +218,7 @@ def test_a_call_of_another_model_is_outside_of_a_pipelines_block(
     pipe = SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=transformer)
     compiled = Compiled()
     with denoising(pipe):
-        assert compiled(transformer.weight) == IN_FULL
+        assert compiled(transformer.weight) == UNCOMPRESSED
         assert compiled(WEIGHT) is None
         assert compiled(WEIGHT) is None
     assert said("pipeline has none of its weights") == 1
@@ -233,33 +233,33 @@ def test_a_call_of_an_outer_pipelines_model_belongs_to_that_block() -> None:
     )
     compiled = Compiled()
     with denoising(base) as outer, denoising(refiner) as inner:
-        assert compiled(base.transformer.weight) == IN_FULL
-        assert (len(outer.memories), len(inner.memories)) == (1, 0)
+        assert compiled(base.transformer.weight) == UNCOMPRESSED
+        assert (len(outer.caches), len(inner.caches)) == (1, 0)
         outer.step()
         assert compiled(base.transformer.weight) == CODED
-        assert compiled(refiner.transformer.weight) == IN_FULL
+        assert compiled(refiner.transformer.weight) == UNCOMPRESSED
         assert compiled(WEIGHT) is None
 
 
 def test_weights_that_are_moved_are_still_those_of_their_block() -> None:
     compiled, weight = Compiled(), nn.Parameter(torch.ones(3))
     with denoising(num_steps=9) as run:
-        for kind in (IN_FULL, CODED, CODED):
+        for kind in (UNCOMPRESSED, CODED, CODED):
             assert compiled(weight) == kind
             weight.data = weight.data.clone()
             run.step()
-        assert len(run.memories) == 1
+        assert len(run.caches) == 1
 
 
 @every_first
-def test_what_a_failed_call_has_half_written_is_not_leant_on(first: Travel) -> None:
+def test_what_a_failed_call_has_half_written_is_not_leant_on(first: Payload) -> None:
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
         assert kinds(compiled, run, 2) == [first, CODED]
         compiled.fails = True
         with pytest.raises(KeyError):
             compiled()
-        assert not run.memories
+        assert not run.caches
         compiled.fails = False
         run.step()
         assert kinds(compiled, run, 2) == [first, CODED]
@@ -272,8 +272,8 @@ def test_memories_serve_calls_in_and_out_of_inference_mode() -> None:
             compiled()
         run.step()
         compiled()
-        for memory in compiled.calls[-1][1]:
-            memory.copy_(torch.ones(4))
+        for cache in compiled.calls[-1][1]:
+            cache.copy_(torch.ones(4))
 
 
 def test_calls_without_an_end_of_a_step_are_said_once_and_do_not_pile_up(
@@ -281,15 +281,15 @@ def test_calls_without_an_end_of_a_step_are_said_once_and_do_not_pile_up(
 ) -> None:
     compiled = Compiled()
     with denoising(num_steps=9) as run:
-        assert [compiled() for _ in range(8)] == [IN_FULL] * 8
+        assert [compiled() for _ in range(8)] == [UNCOMPRESSED] * 8
         assert said("") == 0
         assert [compiled() for _ in range(4)] == [None] * 4
-        assert len(run.memories) == 8
-    assert said("is .step() called after each step?") == 1
+        assert len(run.caches) == 8
+    assert said("call .step() after each step") == 1
 
 
 @every_first
-def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Travel) -> None:
+def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Payload) -> None:
     """As of a model that hands over to another in the middle of a picture."""
     compiled = Compiled(Fixed(CODED, first=first), budget_bytes=ONE_MEMORY_BYTES)
     with denoising(num_steps=9) as run:
@@ -299,13 +299,13 @@ def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Travel) -> No
             found.append(compiled(OTHER))
             run.step()
         assert found == [None, None, None, first, CODED]
-        assert run.memory_bytes == ONE_MEMORY_BYTES
+        assert run.cache_bytes == ONE_MEMORY_BYTES
 
 
 @every_first
 @pytest.mark.parametrize("idle", [1, 2])
 def test_a_call_that_is_left_out_for_a_while_goes_on_from_what_it_remembers(
-    idle: int, first: Travel
+    idle: int, first: Payload
 ) -> None:
     """As of blocks that a cache of activations skips in some steps."""
     compiled = Compiled(Fixed(CODED, first=first))
@@ -320,7 +320,7 @@ def test_a_call_that_is_left_out_for_a_while_goes_on_from_what_it_remembers(
 
 
 @every_first
-def test_other_weights_do_not_inherit_what_was_remembered_for_lost_ones(first: Travel) -> None:
+def test_other_weights_do_not_inherit_what_was_remembered_for_lost_ones(first: Payload) -> None:
     """An object that comes later may have the identity of one that is gone."""
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
@@ -331,7 +331,7 @@ def test_other_weights_do_not_inherit_what_was_remembered_for_lost_ones(first: T
             assert compiled(weight) == first
             del weight
             run.step()
-            assert len(run.memories) <= 1
+            assert len(run.caches) <= 1
     assert len(identities) < 9, "none came again: nothing was tried"
 
 
@@ -339,9 +339,9 @@ def test_a_call_beyond_the_announced_steps_is_said_once(said: Callable[[str], in
     words = "more denoising steps than the 2 announced: those beyond them are sent like a first one"
     compiled = Compiled()
     with denoising(num_steps=2) as run:
-        assert kinds(compiled, run, 2) == [IN_FULL, CODED]
+        assert kinds(compiled, run, 2) == [UNCOMPRESSED, CODED]
         assert said(words) == 0
-        assert kinds(compiled, run, 2) == [IN_FULL, IN_FULL]
+        assert kinds(compiled, run, 2) == [UNCOMPRESSED, UNCOMPRESSED]
         assert said(words) == 1
 
 
@@ -351,15 +351,15 @@ ONE_MEMORY_BYTES = 2 * 4 * 2
 
 @every_first
 def test_what_exceeds_the_budget_is_exact_and_that_is_said_once(
-    first: Travel, said: Callable[[str], int]
+    first: Payload, said: Callable[[str], int]
 ) -> None:
     compiled = Compiled(Fixed(CODED, first=first), budget_bytes=2 * ONE_MEMORY_BYTES)
     with denoising(num_steps=9) as run:
         for kind in (first, CODED, CODED):
             assert [compiled(), compiled(OTHER), compiled()] == [kind, kind, None]
             run.step()
-        assert len(run.memories) == 2
-        assert run.memory_bytes == 2 * ONE_MEMORY_BYTES
+        assert len(run.caches) == 2
+        assert run.cache_bytes == 2 * ONE_MEMORY_BYTES
     assert compiled.compiled == [first, None, CODED]
     assert said("exceed the memory budget") == 1
 
@@ -371,20 +371,20 @@ def test_a_budget_that_is_just_enough_is_kept_quietly(
     """A drift is a number, which the budget of a graph does not count."""
     compiled = Compiled(policy, budget_bytes=ONE_MEMORY_BYTES)
     with denoising(num_steps=9) as run:
-        assert kinds(compiled, run, 2) == [IN_FULL, CODED]
+        assert kinds(compiled, run, 2) == [UNCOMPRESSED, CODED]
         run.reset()
-        assert kinds(compiled, run, 2) == [IN_FULL, CODED]
+        assert kinds(compiled, run, 2) == [UNCOMPRESSED, CODED]
     assert said("") == 0
 
 
 def test_all_graphs_of_a_run_share_the_budget() -> None:
     one, two = (Compiled(budget_bytes=ONE_MEMORY_BYTES * 1.5) for _ in range(2))
     with denoising(num_steps=9):
-        assert [one(), two()] == [IN_FULL, None]
+        assert [one(), two()] == [UNCOMPRESSED, None]
 
 
 def test_a_step_is_recorded_with_the_bytes_of_its_calls() -> None:
-    """A rank sends 10 bytes in full here, 26 coded, and 50 where there is no room to remember."""
+    """A rank sends 10 bytes uncompressed, 26 coded, and 50 where a cache has no room."""
     compiled = Compiled(budget_bytes=2 * ONE_MEMORY_BYTES)
     with denoising(num_steps=9) as run:
         for _ in range(2):
@@ -396,24 +396,24 @@ def test_a_step_is_recorded_with_the_bytes_of_its_calls() -> None:
         compiled()
     sent = [(item.step, dict(item.kinds), item.sent_bytes) for item in run.history]
     assert sent == [
-        (0, {"in full": 2, "exact": 1}, 70),
+        (0, {"uncompressed": 2, "exact": 1}, 70),
         (1, {str(CODED): 2, "exact": 1}, 102),
-        (0, {"in full": 1}, 10),
+        (0, {"uncompressed": 1}, 10),
     ]
-    assert [item.travel for item in run.history] == [
-        "in full / exact",
+    assert [item.payload for item in run.history] == [
+        "uncompressed / exact",
         f"{CODED} / exact",
-        "in full",
+        "uncompressed",
     ]
     assert [item.full_bytes for item in run.history] == [150, 150, 50]
-    used = [item.memory_bytes for item in run.history]
+    used = [item.cache_bytes for item in run.history]
     assert used == [2 * ONE_MEMORY_BYTES, 2 * ONE_MEMORY_BYTES, ONE_MEMORY_BYTES]
 
 
 def test_a_first_step_anew_is_recorded_as_what_it_carried() -> None:
     """A rank sends 42 bytes in eight bits here; what an exact call sends needs no step of it."""
-    compiled = Compiled(Fixed(CODED, first=ANEW))
+    compiled = Compiled(Fixed(CODED, first=INTRA))
     with denoising(num_steps=9) as run:
         kinds(compiled, run, 2)
-    found = [(item.travel, item.sent_bytes, item.full_bytes) for item in run.history]
-    assert found == [("8 bits, anew", 42, FULL_BYTES), ("4 bits", 26, FULL_BYTES)]
+    found = [(item.payload, item.sent_bytes, item.full_bytes) for item in run.history]
+    assert found == [("8 bits, intra-coded", 42, FULL_BYTES), ("4 bits", 26, FULL_BYTES)]

@@ -169,7 +169,7 @@ _GONE = object()
         ("axes.1.link", "token-ring", "is 'token-ring'; defined links: pcie, ethernet"),
         ("axes.1.size", 1, "size of axis 1 is 1; allowed: a whole number from 2"),
         ("axes.1.size", True, "size of axis 1 is True"),
-        ("axes.1.name", "tile", "axes are named tile, tile; each name once"),
+        ("axes.1.name", "tile", "axes are named tile, tile; allowed: each name once"),
         ("axes", [], "allowed: a list of axes"),
         ("axes", _GONE, "needed: name, copy_bytes_per_s, links, axes"),
         ("copy_bytes_per_s", float("inf"), "copy_bytes_per_s is inf"),

@@ -11,8 +11,8 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.v_major.delta_code import BITS, FULL
 from cocodiff_compile.v_major.options import VMajorOptions
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, Payload
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
 
 KEYS = (
     "policy",
@@ -21,14 +21,14 @@ KEYS = (
     "rise_db",
     "bits",
     "first_bits",
-    "omitted",
+    "skipped_share",
     "compare",
     "reuse_output",
-    "streams",
-    "unsent",
+    "select_per_stream",
+    "compute_unsent",
     "layers",
     "buckets",
-    "when",
+    "only_if_faster",
     "warm_up",
     "refresh",
     "memory_budget_mib",
@@ -40,11 +40,11 @@ OWNERS = {
     "rise_db": "adaptive",
     "bits": "fixed",
     "first_bits": "fixed",
-    "omitted": "fixed",
+    "skipped_share": "fixed",
     "compare": "paper",
     "reuse_output": "paper",
-    "streams": "paper",
-    "unsent": "paper",
+    "select_per_stream": "paper",
+    "compute_unsent": "paper",
     "layers": "paper",
     "buckets": "paper",
 }
@@ -70,19 +70,19 @@ GOOD = [
     *(("target_psnr_db", value, value) for value in (10, 35, 42.5, 100)),
     *(("gain_db", value, value) for value in (-50, 0, 4.5, 50)),
     *(("rise_db", value, value) for value in (0, 4.5, 50)),
-    *(("bits", value, Travel.all_in(value)) for value in BITS),
-    ("bits", "full", IN_FULL),
-    ("bits", {"q": 1, "k": 2, "v": 8, "o": "full"}, Travel((1, 2, 8, FULL))),
-    ("bits", {"o": 4, "v": "full", "k": 3, "q": 2}, Travel((2, 3, FULL, 4))),
+    *(("bits", value, Payload.uniform(value)) for value in BITS),
+    ("bits", "full", UNCOMPRESSED),
+    ("bits", {"q": 1, "k": 2, "v": 8, "o": "full"}, Payload((1, 2, 8, FULL))),
+    ("bits", {"o": 4, "v": "full", "k": 3, "q": 2}, Payload((2, 3, FULL, 4))),
     *(("first_bits", value, value) for value in BITS),
     ("first_bits", "full", FULL),
-    *(("omitted", value, value) for value in (0, 0.0, 0.3, 1, 1.0)),
+    *(("skipped_share", value, value) for value in (0, 0.0, 0.3, 1, 1.0)),
     *(("compare", value, value) for value in ("sent", "seen")),
     *(("reuse_output", value, value) for value in (True, False)),
-    *(("streams", value, value) for value in ("together", "apart")),
-    *(("unsent", value, value) for value in ("skipped", "computed")),
+    *(("select_per_stream", value, value) for value in (True, False)),
+    *(("compute_unsent", value, value) for value in (True, False)),
     *(("layers", value, tuple(value)) for value in ([1.0], (0, 0.5, 1))),
-    *(("when", value, value) for value in ("pays", "always")),
+    *(("only_if_faster", value, value) for value in (True, False)),
     *((key, value, value) for key in ("buckets", "guidance_passes") for value in (1, 4, 10)),
     *(("warm_up", value, value) for value in (None, 1, 2, 50)),
     *(("refresh", value, value) for value in (None, 0, 1, 10)),
@@ -131,18 +131,18 @@ BAD = [
         for value in ({}, {"q": 4}, {"q": 4, "k": 4, "v": 4, "o": 4, "x": 4}, {0: 4})
     ),
     *(
-        ("omitted", value, "a number from 0 to 1")
+        ("skipped_share", value, "a number from 0 to 1")
         for value in (-0.1, 1.1, "0.5", True, None, float("nan"), [0.5])
     ),
     *(("compare", value, "'sent', 'seen'") for value in ("Sent", "", None, 3, ["sent"])),
     *(("reuse_output", value, "True, False") for value in (1, 0, "yes", None)),
-    *(("streams", value, "'together', 'apart'") for value in ("Apart", "", None, True)),
-    *(("unsent", value, "'skipped', 'computed'") for value in ("skip", "", None, True)),
+    *(("select_per_stream", value, "True, False") for value in ("apart", "", None, 1)),
+    *(("compute_unsent", value, "True, False") for value in ("skipped", "", None, 0)),
     *(
         ("layers", value, "numbers from 0 to 1, one for each attention")
         for value in (0.5, (), [], "1", None, {0: 0.5})
     ),
-    *(("when", value, "'pays', 'always'") for value in ("Pays", "", None, True, ["pays"])),
+    *(("only_if_faster", value, "True, False") for value in ("pays", "", None, 1, [True])),
     *(
         (key, value, "a whole number from 1")
         for key in ("buckets", "guidance_passes")
@@ -207,8 +207,8 @@ def test_unknown_key_without_a_likely_meaning_gets_the_list(key: Any) -> None:
     ("given", "is_good"),
     [
         ({"policy": "paper"}, True),
-        ({"policy": "fixed", "bits": "full", "omitted": 0.5}, True),
-        ({"policy": "fixed", "bits": 4, "omitted": 0.5}, False),
+        ({"policy": "fixed", "bits": "full", "skipped_share": 0.5}, True),
+        ({"policy": "fixed", "bits": 4, "skipped_share": 0.5}, False),
         ({"policy": "fixed", "bits": "full"}, False),
     ],
 )
@@ -219,12 +219,16 @@ def test_only_what_travels_as_it_is_is_compared_with_what_was_seen(
     if is_good:
         assert VMajorOptions.from_mapping(given).compare == "seen"
         return
-    with pytest.raises(UserError, match="'compare': 'seen' needs tokens left out, and V in full"):
+    with pytest.raises(
+        UserError, match="'compare': 'seen' requires skipped tokens and uncompressed V"
+    ):
         VMajorOptions.from_mapping(given)
 
 
 def test_passes_of_guidance_need_a_budget_to_share() -> None:
-    with pytest.raises(UserError, match="'guidance_passes' share a budget, and there is none"):
+    with pytest.raises(
+        UserError, match="'guidance_passes' divides a memory budget, and none is set"
+    ):
         VMajorOptions.from_mapping({"guidance_passes": 2})
 
 
@@ -232,18 +236,18 @@ VALUES = {
     "target_psnr_db": 35,
     "bits": 2,
     "first_bits": 8,
-    "omitted": 0.5,
+    "skipped_share": 0.5,
     "compare": "sent",
     "reuse_output": True,
-    "streams": "apart",
-    "unsent": "computed",
+    "select_per_stream": True,
+    "compute_unsent": True,
     "layers": (0.5, 1.0),
     "buckets": 2,
 }
-OF_TOKENS = {"reuse_output", "streams", "unsent", "layers"}
+OF_TOKENS = {"reuse_output", "select_per_stream", "compute_unsent", "layers"}
 TAKEN_BY = {
     "adaptive": {"target_psnr_db"},
-    "fixed": {"bits", "first_bits", "omitted", "compare", *OF_TOKENS},
+    "fixed": {"bits", "first_bits", "skipped_share", "compare", *OF_TOKENS},
     "paper": {"compare", "buckets", *OF_TOKENS},
 }
 
@@ -254,20 +258,22 @@ def test_a_key_of_another_policy_is_refused_with_what_to_do(policy: str | None, 
     given = {key: VALUES[key], **({"policy": policy} if policy else {})}
     policy = policy or "adaptive"
     if key in TAKEN_BY[policy]:
-        given |= {"omitted": 0.5} if policy == "fixed" else {}
+        given |= {"skipped_share": 0.5} if policy == "fixed" else {}
         assert VMajorOptions.from_mapping(given).policy == policy
         return
     with pytest.raises(UserError) as caught:
         VMajorOptions.from_mapping(given)
     owners = [repr(owner) for owner, keys in TAKEN_BY.items() if key in keys]
-    belongs = f"{key!r} belongs to policy {' and '.join(owners)}"
+    belongs = f"{key!r} applies only to policy {' and '.join(owners)}"
     for words in (belongs, f"the policy is {policy!r}", f"'policy': {owners[0]}"):
         assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("key", sorted(OF_TOKENS))
 def test_what_is_about_tokens_that_are_not_sent_needs_some(key: str) -> None:
-    with pytest.raises(UserError, match=f"'{key}' is about tokens that are not sent, and all are"):
+    with pytest.raises(
+        UserError, match=f"'{key}' applies to skipped tokens, and no token is skipped"
+    ):
         VMajorOptions.from_mapping({"policy": "fixed", key: VALUES[key]})
 
 
@@ -280,23 +286,23 @@ def test_a_bad_number_of_one_layer_is_refused(value: object) -> None:
 POLICIES = [
     (
         {"policy": "fixed", "bits": 2, "warm_up": 3, "refresh": 5},
-        Fixed(Travel.all_in(2), 3, 5),
+        Fixed(Payload.uniform(2), 3, 5),
     ),
     (
-        {"policy": "fixed", "bits": {"q": 1, "k": 2, "v": "full", "o": 4}, "omitted": 0.25},
-        Fixed(Travel((1, 2, FULL, 4), 0.25), 1, 0),
+        {"policy": "fixed", "bits": {"q": 1, "k": 2, "v": "full", "o": 4}, "skipped_share": 0.25},
+        Fixed(Payload((1, 2, FULL, 4), 0.25), 1, 0),
     ),
-    ({"policy": "fixed"}, Fixed(Travel.all_in(4), 1, 0, IN_FULL)),
-    ({"policy": "fixed", "first_bits": "full"}, Fixed(Travel.all_in(4), 1, 0, IN_FULL)),
+    ({"policy": "fixed"}, Fixed(Payload.uniform(4), 1, 0, UNCOMPRESSED)),
+    ({"policy": "fixed", "first_bits": "full"}, Fixed(Payload.uniform(4), 1, 0, UNCOMPRESSED)),
     (
-        {"policy": "fixed", "bits": 2, "first_bits": 8, "omitted": 0.5, "refresh": 5},
-        Fixed(Travel((2, 2, 2, 2), 0.5), 1, 5, Travel((8, 8, 8, 8), is_anew=True)),
+        {"policy": "fixed", "bits": 2, "first_bits": 8, "skipped_share": 0.5, "refresh": 5},
+        Fixed(Payload((2, 2, 2, 2), 0.5), 1, 5, Payload((8, 8, 8, 8), is_intra_coded=True)),
     ),
     ({"target_psnr_db": 35, "warm_up": 3, "refresh": 5}, Adaptive(35.0, 3, 5)),
     ({"gain_db": -2, "rise_db": 7}, Adaptive(40.0, gain_db=-2.0, rise_db=7.0)),
     (
-        {"policy": "fixed", "bits": "full", "omitted": 0.5, "reuse_output": True},
-        Fixed(Travel((FULL,) * 4, 0.5, reuses_output=True), 1, 0),
+        {"policy": "fixed", "bits": "full", "skipped_share": 0.5, "reuse_output": True},
+        Fixed(Payload((FULL,) * 4, 0.5, reuses_output=True), 1, 0),
     ),
     ({"policy": "paper"}, Paper(5, 10, 4)),
     ({"policy": "paper", "reuse_output": True}, Paper(5, 10, 4, reuses_output=True)),

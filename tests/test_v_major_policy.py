@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocodiff_compile.v_major.delta_code import BITS, FULL, distortion
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, CachedRoles, Payload
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy, StepFacts, is_refreshed
-from cocodiff_compile.v_major.travel import IN_FULL, Remembered, Travel
 
-MIXED = Travel((4, 4, 8, FULL))
-ANEW = Travel.all_in(8, is_anew=True)
-REUSING = Travel((FULL,) * 4, 0.5, reuses_output=True)
+MIXED = Payload((4, 4, 8, FULL))
+INTRA = Payload.uniform(8, is_intra_coded=True)
+REUSING = Payload((FULL,) * 4, 0.5, reuses_output=True)
 
 targets = st.floats(min_value=10, max_value=100)
 drifts = st.floats(min_value=0, max_value=1e6)
@@ -29,9 +29,9 @@ def alone(num_steps: int | None, warm_up: int, refresh: int, count: int) -> list
     return [item.step for item in facts if is_refreshed(item, warm_up, refresh)]
 
 
-def bits_of(travel: Travel) -> int:
+def bits_of(payload: Payload) -> int:
     """Of one that carries all roles alike; in full counts as most."""
-    (bits,) = set(travel.bits)
+    (bits,) = set(payload.bits)
     return bits if bits != FULL else 32
 
 
@@ -72,22 +72,22 @@ def test_there_are_never_more_coded_steps_in_a_row_than_refresh_allows(
         assert max(gaps) <= refresh
 
 
-FIRSTS: list[tuple[Policy, Travel]] = [
-    (Fixed(MIXED, 2, 3), IN_FULL),
-    (Fixed(MIXED, 2, 3, ANEW), ANEW),
-    (Adaptive(40.0, 2, 3), ANEW),
-    (Adaptive(90.0, 2, 3), IN_FULL),
+FIRSTS: list[tuple[Policy, Payload]] = [
+    (Fixed(MIXED, 2, 3), UNCOMPRESSED),
+    (Fixed(MIXED, 2, 3, INTRA), INTRA),
+    (Adaptive(40.0, 2, 3), INTRA),
+    (Adaptive(90.0, 2, 3), UNCOMPRESSED),
 ]
 
 
 @pytest.mark.parametrize(("policy", "first"), FIRSTS)
 @pytest.mark.parametrize("drift", [None, 0.0, 1e-9, 0.5, 1e30, float("nan"), float("inf")])
 def test_what_is_refreshed_carries_the_first_whatever_the_drift(
-    policy: Policy, first: Travel, drift: float | None
+    policy: Policy, first: Payload, drift: float | None
 ) -> None:
     assert policy.first == first
     for step in range(12):
-        chosen = policy.choose(StepFacts(step, 9, drift, Travel.all_in(2)))
+        chosen = policy.choose(StepFacts(step, 9, drift, Payload.uniform(2)))
         if step in (0, 1, 4, 7, 9, 10, 11):
             assert chosen == first
         elif drift in (None, 0.0, 1e-9):
@@ -95,7 +95,9 @@ def test_what_is_refreshed_carries_the_first_whatever_the_drift(
 
 
 @given(
-    st.sampled_from([*(policy for policy, _ in FIRSTS), Paper(), Paper(2, 3, 7), Fixed(IN_FULL)]),
+    st.sampled_from(
+        [*(policy for policy, _ in FIRSTS), Paper(), Paper(2, 3, 7), Fixed(UNCOMPRESSED)]
+    ),
     st.integers(0, 60),
     st.none() | st.integers(1, 60),
     st.none() | drifts,
@@ -105,9 +107,11 @@ def test_what_is_chosen_is_one_of_what_may_be(
     policy: Policy, step: int, num_steps: int | None, drift: float | None, last: int
 ) -> None:
     """All ranks compile and remember for these, and for nothing else."""
-    assert policy.choose(StepFacts(step, num_steps, drift, Travel.all_in(last))) in policy.travels
-    assert policy.first in policy.travels
-    assert policy.first.stands_alone
+    assert (
+        policy.choose(StepFacts(step, num_steps, drift, Payload.uniform(last))) in policy.payloads
+    )
+    assert policy.first in policy.payloads
+    assert policy.first.is_keyframe
 
 
 # The same in every step
@@ -118,7 +122,7 @@ def test_fixed_carries_the_same_whatever_it_hears(
     step: int, drift: float | None, last: int
 ) -> None:
     policy = Fixed(MIXED)
-    assert policy.choose(StepFacts(step, None, drift, Travel.all_in(last))) == MIXED
+    assert policy.choose(StepFacts(step, None, drift, Payload.uniform(last))) == MIXED
     assert policy.usual == MIXED
     assert not policy.measures_drift
 
@@ -129,9 +133,9 @@ def test_fixed_carries_the_same_whatever_it_hears(
 def test_without_a_drift_adaptive_begins_with_the_usual() -> None:
     policy = Adaptive(40.0)
     assert policy.measures_drift
-    assert policy.choose(StepFacts(1, None, None, ANEW)) == policy.usual
-    assert policy.choose(StepFacts(1, None, None, Travel.all_in(2))) == policy.usual
-    assert not policy.usual.stands_alone
+    assert policy.choose(StepFacts(1, None, None, INTRA)) == policy.usual
+    assert policy.choose(StepFacts(1, None, None, Payload.uniform(2))) == policy.usual
+    assert not policy.usual.is_keyframe
 
 
 @pytest.mark.parametrize("target", [20.0, 40.0, 90.0])
@@ -140,8 +144,8 @@ def test_after_a_step_in_full_differences_begin_with_most_bits(
     target: float, drift: float | None
 ) -> None:
     """It was in full since fewer did not suffice; how much changed since nobody knows."""
-    chosen = Adaptive(target).choose(StepFacts(5, None, drift, IN_FULL))
-    assert chosen == Travel.all_in(max(BITS))
+    chosen = Adaptive(target).choose(StepFacts(5, None, drift, UNCOMPRESSED))
+    assert chosen == Payload.uniform(max(BITS))
 
 
 @pytest.mark.parametrize(
@@ -163,8 +167,8 @@ def test_what_a_step_anew_lost_says_whether_its_code_suffices(
 ) -> None:
     """It tells nothing of the change; but if it lost too much, nothing may lean on it."""
     policy = Adaptive(40.0)
-    chosen = policy.choose(StepFacts(1, None, drift, ANEW, worst))
-    assert chosen == (policy.usual if suffices else IN_FULL)
+    chosen = policy.choose(StepFacts(1, None, drift, INTRA, worst))
+    assert chosen == (policy.usual if suffices else UNCOMPRESSED)
 
 
 @given(targets, drifts, drifts, coded)
@@ -172,10 +176,10 @@ def test_a_head_of_one_token_may_lose_no_more_than_so_many_times_the_mean(
     target: float, drift: float, worst: float, last: int
 ) -> None:
     """Whichever of both needs more bits decides."""
-    policy, travel = Adaptive(target), Travel.all_in(last)
-    by_mean = bits_of(policy.choose(StepFacts(3, None, drift, travel)))
-    by_worst = bits_of(policy.choose(StepFacts(3, None, worst / 10**2.5, travel)))
-    chosen = policy.choose(StepFacts(3, None, drift, travel, worst))
+    policy, payload = Adaptive(target), Payload.uniform(last)
+    by_mean = bits_of(policy.choose(StepFacts(3, None, drift, payload)))
+    by_worst = bits_of(policy.choose(StepFacts(3, None, worst / 10**2.5, payload)))
+    chosen = policy.choose(StepFacts(3, None, drift, payload, worst))
     assert bits_of(chosen) == max(by_mean, by_worst)
 
 
@@ -185,12 +189,12 @@ def test_adaptive_begins_anew_in_most_bits_if_these_keep_the_target(target: floa
     loses_db = -10 * math.log10(distortion(max(BITS)))
     first = Adaptive(target).first
     if abs(loses_db + Adaptive(target).gain_db - target) > 1e-9:
-        assert first == (ANEW if loses_db + Adaptive(target).gain_db > target else IN_FULL)
+        assert first == (INTRA if loses_db + Adaptive(target).gain_db > target else UNCOMPRESSED)
 
 
 def test_adaptive_begins_in_full_for_the_highest_targets_only() -> None:
     firsts = [Adaptive(float(target)).first for target in range(10, 101)]
-    assert firsts == [ANEW] * 38 + [IN_FULL] * 53  # 8 bits are 44.1 dB off, 3 are gained
+    assert firsts == [INTRA] * 38 + [UNCOMPRESSED] * 53  # 8 bits are 44.1 dB off, 3 are gained
 
 
 @pytest.mark.parametrize("last", BITS)
@@ -198,16 +202,16 @@ def test_adaptive_begins_in_full_for_the_highest_targets_only() -> None:
 def test_nothing_lost_needs_fewest_bits_and_a_huge_or_unknown_loss_a_step_in_full(
     last: int, target: float
 ) -> None:
-    policy, travel = Adaptive(target), Travel.all_in(last)
-    assert policy.choose(StepFacts(3, None, 0.0, travel)) == Travel.all_in(min(BITS))
+    policy, payload = Adaptive(target), Payload.uniform(last)
+    assert policy.choose(StepFacts(3, None, 0.0, payload)) == Payload.uniform(min(BITS))
     for drift in (1e9, 1e300, float("inf"), float("nan")):
-        assert policy.choose(StepFacts(3, None, drift, travel)) == IN_FULL
-        assert policy.choose(StepFacts(3, None, 0.0, travel, drift)) == IN_FULL
+        assert policy.choose(StepFacts(3, None, drift, payload)) == UNCOMPRESSED
+        assert policy.choose(StepFacts(3, None, 0.0, payload, drift)) == UNCOMPRESSED
 
 
 def test_a_high_target_begins_its_differences_with_most_bits() -> None:
-    assert Adaptive(40.0).usual == Travel.all_in(4)
-    assert Adaptive(60.0).usual == Travel.all_in(max(BITS))
+    assert Adaptive(40.0).usual == Payload.uniform(4)
+    assert Adaptive(60.0).usual == Payload.uniform(max(BITS))
 
 
 @given(targets, drifts, coded, st.none() | st.integers(3, 60), st.floats(-9, 9), st.floats(0, 9))
@@ -219,27 +223,27 @@ def test_as_few_bits_as_keep_the_target(
     """
     step = 2
     policy = Adaptive(target, gain_db=gain_db, rise_db=rise_db)
-    chosen = policy.choose(StepFacts(step, num_steps, drift, Travel.all_in(last)))
+    chosen = policy.choose(StepFacts(step, num_steps, drift, Payload.uniform(last)))
     change = drift / distortion(last)
     risen_db = rise_db * step / num_steps if num_steps else 0.0
     allowed = 10 ** ((gain_db + risen_db - target) / 10)
     fits = [bits for bits in BITS if change * distortion(bits) <= allowed]
-    assert chosen == (Travel.all_in(min(fits)) if fits else IN_FULL)
+    assert chosen == (Payload.uniform(min(fits)) if fits else UNCOMPRESSED)
 
 
 @given(targets, drifts, coded, st.tuples(st.integers(1, 19), st.integers(1, 19)).map(sorted))
 def test_a_later_step_never_chooses_more_bits_for_the_same_change(
     target: float, drift: float, last: int, ordered: list[int]
 ) -> None:
-    facts = (StepFacts(step, 20, drift, Travel.all_in(last)) for step in ordered)
+    facts = (StepFacts(step, 20, drift, Payload.uniform(last)) for step in ordered)
     early, late = (bits_of(Adaptive(target).choose(item)) for item in facts)
     assert late <= early
 
 
 def test_a_step_may_lose_more_at_the_end_of_a_picture_than_at_its_beginning() -> None:
-    travel = Travel.all_in(2)
+    payload = Payload.uniform(2)
     drift = 10 ** ((8 - 40) / 10)  # 2 bits are 5 dB too few at first, and enough in the end
-    bits = [bits_of(Adaptive(40.0).choose(StepFacts(at, 50, drift, travel))) for at in (1, 30, 49)]
+    bits = [bits_of(Adaptive(40.0).choose(StepFacts(at, 50, drift, payload))) for at in (1, 30, 49)]
     assert bits == [3, 2, 2]
 
 
@@ -247,7 +251,7 @@ def test_a_step_may_lose_more_at_the_end_of_a_picture_than_at_its_beginning() ->
 def test_a_higher_target_never_chooses_fewer_bits(
     ordered: list[float], drift: float, last: int
 ) -> None:
-    facts = StepFacts(3, None, drift, Travel.all_in(last))
+    facts = StepFacts(3, None, drift, Payload.uniform(last))
     low, high = (bits_of(Adaptive(target).choose(facts)) for target in ordered)
     assert low <= high
 
@@ -256,7 +260,7 @@ def test_a_higher_target_never_chooses_fewer_bits(
 def test_a_larger_drift_never_chooses_fewer_bits(
     target: float, ordered: list[float], last: int
 ) -> None:
-    facts = (StepFacts(3, None, drift, Travel.all_in(last)) for drift in ordered)
+    facts = (StepFacts(3, None, drift, Payload.uniform(last)) for drift in ordered)
     low, high = (bits_of(Adaptive(target).choose(item)) for item in facts)
     assert low <= high
 
@@ -267,9 +271,9 @@ def test_a_change_of_the_same_size_chooses_the_same_whatever_the_last_step_carri
 ) -> None:
     """In the long run of a steady change the bits stay where they are."""
     policy = Adaptive(target)
-    facts = StepFacts(3, None, change * distortion(last), Travel.all_in(last))
+    facts = StepFacts(3, None, change * distortion(last), Payload.uniform(last))
     chosen = policy.choose(facts)
-    if chosen.stands_alone:
+    if chosen.is_keyframe:
         return
     settled = policy.choose(
         replace(facts, drift=change * distortion(bits_of(chosen)) * (1 - 1e-9), last=chosen)
@@ -279,8 +283,8 @@ def test_a_change_of_the_same_size_chooses_the_same_whatever_the_last_step_carri
 
 def test_every_number_of_bits_is_chosen_by_some_drift() -> None:
     policy = Adaptive(40.0)
-    facts = [StepFacts(3, None, 10 ** (-place / 4), Travel.all_in(4)) for place in range(60)]
-    assert {policy.choose(item) for item in facts} == {*map(Travel.all_in, BITS), IN_FULL}
+    facts = [StepFacts(3, None, 10 ** (-place / 4), Payload.uniform(4)) for place in range(60)]
+    assert {policy.choose(item) for item in facts} == {*map(Payload.uniform, BITS), UNCOMPRESSED}
 
 
 # As in the paper
@@ -289,23 +293,23 @@ def test_every_number_of_bits_is_chosen_by_some_drift() -> None:
 def test_output_is_reused_in_all_stages_but_those_that_leave_nothing_out() -> None:
     policy = Paper(2, 0, 4, reuses_output=True)
     chosen = [policy.choose(StepFacts(step, 13)) for step in range(13)]
-    assert all(travel.reuses_output == (travel.omitted > 0) for travel in chosen)
-    assert set(chosen) <= set(policy.travels)
+    assert all(payload.reuses_output == (payload.skipped_share > 0) for payload in chosen)
+    assert set(chosen) <= set(policy.payloads)
     assert policy.usual.reuses_output
 
 
-def omitted(policy: Paper, num_steps: int) -> list[float]:
-    return [policy.choose(StepFacts(step, num_steps)).omitted for step in range(num_steps)]
+def skipped_share(policy: Paper, num_steps: int) -> list[float]:
+    return [policy.choose(StepFacts(step, num_steps)).skipped_share for step in range(num_steps)]
 
 
 def test_the_share_that_is_left_out_rises_in_stages_to_all_in_the_last_step() -> None:
     first, rising = [0.0, 0.0], [0, 0, 0.25, 0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 1, 1]
-    assert omitted(Paper(2, 0, 4), 13) == [*first, *rising]
+    assert skipped_share(Paper(2, 0, 4), 13) == [*first, *rising]
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 60))
 def test_the_share_that_is_left_out_never_falls(warm_up: int, buckets: int, num_steps: int) -> None:
-    shares = omitted(Paper(warm_up, 0, buckets), num_steps)
+    shares = skipped_share(Paper(warm_up, 0, buckets), num_steps)
     assert shares == sorted(shares)
     assert set(shares[:warm_up]) <= {0.0}
     if num_steps > warm_up + 1:
@@ -315,15 +319,15 @@ def test_the_share_that_is_left_out_never_falls(warm_up: int, buckets: int, num_
 def test_everything_else_travels_in_full_as_in_the_paper() -> None:
     policy = Paper()
     assert (policy.warm_up, policy.refresh) == (5, 10)
-    assert all(travel.bits == IN_FULL.bits for travel in policy.travels)
-    assert policy.first == IN_FULL
-    assert policy.choose(StepFacts(14, 50)) == IN_FULL
-    assert policy.choose(StepFacts(24, 50)) == IN_FULL
+    assert all(payload.bits == UNCOMPRESSED.bits for payload in policy.payloads)
+    assert policy.first == UNCOMPRESSED
+    assert policy.choose(StepFacts(14, 50)) == UNCOMPRESSED
+    assert policy.choose(StepFacts(24, 50)) == UNCOMPRESSED
     assert not policy.measures_drift
 
 
 def test_without_a_number_of_steps_nothing_is_left_out() -> None:
-    assert all(Paper().choose(StepFacts(step, None)) == IN_FULL for step in range(50))
+    assert all(Paper().choose(StepFacts(step, None)) == UNCOMPRESSED for step in range(50))
 
 
 # A kind of step
@@ -331,102 +335,114 @@ def test_without_a_number_of_steps_nothing_is_left_out() -> None:
 
 def test_a_travel_names_the_bits_of_each_role() -> None:
     assert MIXED.bits_of() == {"q": 4, "k": 4, "v": 8, "o": FULL}
-    assert Travel.all_in(2).bits_of() == dict.fromkeys("qkvo", 2)
+    assert Payload.uniform(2).bits_of() == dict.fromkeys("qkvo", 2)
 
 
 @pytest.mark.parametrize(
-    ("travel", "is_full", "stands_alone", "text"),
+    ("payload", "is_uncompressed", "is_keyframe", "text"),
     [
-        (IN_FULL, True, True, "in full"),
-        (Travel.all_in(2), False, False, "2 bits"),
-        (MIXED, False, False, "Q 4 bits, K 4 bits, V 8 bits, O in full"),
-        (replace(IN_FULL, omitted=0.25), False, False, "in full, 25% of tokens left out"),
-        (Travel((4, 4, 4, 4), 0.5), False, False, "4 bits, 50% of tokens left out"),
-        (REUSING, False, False, "in full, 50% of tokens left out, O too"),
-        (ANEW, False, True, "8 bits, anew"),
-        (replace(MIXED, is_anew=True), False, True, f"{MIXED}, anew"),
+        (UNCOMPRESSED, True, True, "uncompressed"),
+        (Payload.uniform(2), False, False, "2 bits"),
+        (MIXED, False, False, "Q 4 bits, K 4 bits, V 8 bits, O uncompressed"),
+        (
+            replace(UNCOMPRESSED, skipped_share=0.25),
+            False,
+            False,
+            "uncompressed, 25% of tokens skipped",
+        ),
+        (Payload((4, 4, 4, 4), 0.5), False, False, "4 bits, 50% of tokens skipped"),
+        (REUSING, False, False, "uncompressed, 50% of tokens skipped, O too"),
+        (INTRA, False, True, "8 bits, intra-coded"),
+        (replace(MIXED, is_intra_coded=True), False, True, f"{MIXED}, intra-coded"),
     ],
 )
 def test_a_travel_is_full_if_all_roles_are_and_stands_alone_if_anew(
-    travel: Travel, is_full: bool, stands_alone: bool, text: str
+    payload: Payload, is_uncompressed: bool, is_keyframe: bool, text: str
 ) -> None:
-    assert travel.is_full is is_full
-    assert travel.stands_alone is stands_alone
-    assert str(travel) == text
+    assert payload.is_uncompressed is is_uncompressed
+    assert payload.is_keyframe is is_keyframe
+    assert str(payload) == text
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_anew_is_another_kind_of_as_many_bytes(bits: int) -> None:
-    plain, anew = Travel.all_in(bits), Travel.all_in(bits, is_anew=True)
-    assert anew != plain
-    assert str(anew) != str(plain), "by which ranks tell what they carried"
-    assert anew.bits == plain.bits
-    assert anew.sent_share(16, 64) == plain.sent_share(16, 64)
+    plain, intra = Payload.uniform(bits), Payload.uniform(bits, is_intra_coded=True)
+    assert intra != plain
+    assert str(intra) != str(plain), "by which ranks tell what they carried"
+    assert intra.bits == plain.bits
+    assert intra.sent_share(16, 64) == plain.sent_share(16, 64)
 
 
 @pytest.mark.parametrize(
-    ("travel", "element_bits", "group", "share"),
+    ("payload", "element_bits", "group", "share"),
     [
-        (IN_FULL, 16, 64, 1.0),
-        (Travel.all_in(8), 16, 64, 65.5 / 128),
-        (Travel.all_in(1), 32, 128, 17.5 / 512),
-        (Travel.all_in(3), 16, 24, 10.5 / 48),
+        (UNCOMPRESSED, 16, 64, 1.0),
+        (Payload.uniform(8), 16, 64, 65.5 / 128),
+        (Payload.uniform(1), 32, 128, 17.5 / 512),
+        (Payload.uniform(3), 16, 24, 10.5 / 48),
         (MIXED, 16, 64, (33.5 + 33.5 + 65.5 + 128) / (4 * 128)),
-        (replace(IN_FULL, omitted=0.25), 16, 64, (0.75 * 3 + 1) / 4),
-        (replace(MIXED, omitted=0.5), 16, 64, (0.5 * (33.5 + 33.5 + 65.5) + 128) / (4 * 128)),
+        (replace(UNCOMPRESSED, skipped_share=0.25), 16, 64, (0.75 * 3 + 1) / 4),
+        (replace(MIXED, skipped_share=0.5), 16, 64, (0.5 * (33.5 + 33.5 + 65.5) + 128) / (4 * 128)),
         (REUSING, 16, 64, 0.5),
     ],
 )
 def test_the_share_that_is_sent_counts_the_bits_of_scales(
-    travel: Travel, element_bits: int, group: int, share: float
+    payload: Payload, element_bits: int, group: int, share: float
 ) -> None:
-    assert travel.sent_share(element_bits, group) == pytest.approx(share)
+    assert payload.sent_share(element_bits, group) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
-    ("travels", "sent", "held"),
+    ("payloads", "sent", "held"),
     [
-        ([IN_FULL], "", ""),
-        ([IN_FULL, Travel.all_in(4)], "qkvo", "qkvo"),
-        ([IN_FULL, MIXED], "qkv", "qkv"),
-        ([IN_FULL, Travel((FULL, FULL, 2, FULL))], "v", "v"),
-        ([IN_FULL, replace(IN_FULL, omitted=0.5)], "v", "qkv"),
-        ([Travel((4, FULL, FULL, 2), 0.5)], "qvo", "qkvo"),
-        ([IN_FULL, REUSING], "v", "kvo"),
-        ([IN_FULL, Travel.all_in(4), REUSING], "qkvo", "qkvo"),
-        ([ANEW], "", ""),
-        ([ANEW, MIXED], "qkv", "qkv"),
-        ([ANEW, replace(IN_FULL, omitted=0.5)], "v", "qkv"),
+        ([UNCOMPRESSED], "", ""),
+        ([UNCOMPRESSED, Payload.uniform(4)], "qkvo", "qkvo"),
+        ([UNCOMPRESSED, MIXED], "qkv", "qkv"),
+        ([UNCOMPRESSED, Payload((FULL, FULL, 2, FULL))], "v", "v"),
+        ([UNCOMPRESSED, replace(UNCOMPRESSED, skipped_share=0.5)], "v", "qkv"),
+        ([Payload((4, FULL, FULL, 2), 0.5)], "qvo", "qkvo"),
+        ([UNCOMPRESSED, REUSING], "v", "kvo"),
+        ([UNCOMPRESSED, Payload.uniform(4), REUSING], "qkvo", "qkvo"),
+        ([INTRA], "", ""),
+        ([INTRA, MIXED], "qkv", "qkv"),
+        ([INTRA, replace(UNCOMPRESSED, skipped_share=0.5)], "v", "qkv"),
     ],
 )
-def test_what_any_kind_of_step_needs_is_remembered_and_nothing_else(
-    travels: list[Travel], sent: str, held: str
+def test_what_any_kind_of_step_needs_is_cached_roles_and_nothing_else(
+    payloads: list[Payload], sent: str, held: str
 ) -> None:
-    found = Remembered.for_all(travels)
+    found = CachedRoles.for_payloads(payloads)
     assert (found.sent, found.held) == (frozenset(sent), frozenset(held))
 
 
 @pytest.mark.parametrize(
-    ("travels", "coded"),
+    ("payloads", "coded"),
     [
-        ([IN_FULL, REUSING], ""),
-        ([ANEW, MIXED], "qkv"),
-        ([Travel((4, FULL, FULL, 2), 0.5)], "qo"),
-        ([IN_FULL, replace(IN_FULL, omitted=0.5), Travel((FULL, FULL, 2, FULL))], "v"),
+        ([UNCOMPRESSED, REUSING], ""),
+        ([INTRA, MIXED], "qkv"),
+        ([Payload((4, FULL, FULL, 2), 0.5)], "qo"),
+        (
+            [
+                UNCOMPRESSED,
+                replace(UNCOMPRESSED, skipped_share=0.5),
+                Payload((FULL, FULL, 2, FULL)),
+            ],
+            "v",
+        ),
     ],
 )
-def test_where_no_tokens_are_left_out_only_what_is_coded_is_remembered(
-    travels: list[Travel], coded: str
+def test_where_no_tokens_are_left_out_only_what_is_coded_is_cached_roles(
+    payloads: list[Payload], coded: str
 ) -> None:
-    found = Remembered.for_all(travels).of_all_tokens
+    found = CachedRoles.for_payloads(payloads).without_skipping
     assert found.sent == found.held == frozenset(coded)
 
 
 def test_a_kind_of_step_that_stands_alone_needs_nothing() -> None:
     """All of a policy need what those need that lean on others."""
     policy = Adaptive(40.0)
-    leaning = [travel for travel in policy.travels if not travel.stands_alone]
-    assert Remembered.for_all(policy.travels) == Remembered.for_all(leaning)
+    leaning = [payload for payload in policy.payloads if not payload.is_keyframe]
+    assert CachedRoles.for_payloads(policy.payloads) == CachedRoles.for_payloads(leaning)
     assert len(leaning) == len(BITS)
 
 
@@ -441,18 +457,18 @@ def test_a_kind_of_step_that_stands_alone_needs_nothing() -> None:
         ("", (False, False)),
     ],
 )
-def test_an_exchange_is_remembered_on_the_sides_that_any_of_its_roles_needs(
+def test_an_exchange_is_cached_roles_on_the_sides_that_any_of_its_roles_needs(
     roles: str, sides: tuple[bool, bool]
 ) -> None:
-    remembered = Remembered(frozenset("v"), frozenset("qkv"))
-    assert remembered.sides_of(tuple(roles)) == sides  # type: ignore[arg-type]
+    cached_roles = CachedRoles(frozenset("v"), frozenset("qkv"))
+    assert cached_roles.sides_of(tuple(roles)) == sides  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("buckets", [4, 100])
 def test_the_papers_schedule_sends_about_60_percent_of_qkv_in_50_steps(buckets: int) -> None:
     """5 steps in full, then ever fewer tokens, every 10th step in full."""
     policy = Paper(buckets=buckets)
-    travels = [policy.choose(StepFacts(step, 50)) for step in range(50)]
-    sent = sum(1 - travel.omitted for travel in travels) / 50
+    payloads = [policy.choose(StepFacts(step, 50)) for step in range(50)]
+    sent = sum(1 - payload.skipped_share for payload in payloads) / 50
     assert sent == pytest.approx(0.6, abs=0.01)
-    assert all(travel.share_of("o", 16, 64) == 1 for travel in travels)
+    assert all(payload.share_of("o", 16, 64) == 1 for payload in payloads)

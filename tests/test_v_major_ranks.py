@@ -58,7 +58,7 @@ def _exact_then_lossy(_rank: int, num_ranks: int, token_chunks: int) -> dict[str
         exact = torch.compile(model, fullgraph=True)
         expected = [small.sample(exact(**step)) for step in steps]
         torch._dynamo.reset()
-        v_major = {"policy": "fixed", "bits": 8, "warm_up": 3, "when": "always"}
+        v_major = {"policy": "fixed", "bits": 8, "warm_up": 3, "only_if_faster": False}
         compiled = _compile(model, v_major=v_major, head_chunks=2, token_chunks=token_chunks)
         found = []
         with cocodiff_compile.denoising(num_steps=5) as run:
@@ -71,7 +71,7 @@ def _exact_then_lossy(_rank: int, num_ranks: int, token_chunks: int) -> dict[str
         "off by": [float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)],
         "outside is exact": torch.equal(outside, expected[0]),
         "bytes": [item.sent_bytes / item.full_bytes for item in run.history],
-        "left": len(run.memories),
+        "left": len(run.caches),
     }
 
 
@@ -93,7 +93,7 @@ def _guidance(_rank: int, _num_ranks: int) -> dict[str, Any]:
     _, model, inputs = _flux(4)
     other = {**inputs, "encoder_hidden_states": inputs["encoder_hidden_states"] + 0.5}
     compiled = _compile(model, v_major={"policy": "fixed", "bits": 4}, **PLAIN)
-    remembered: list[list[int]] = []
+    cached_bytes: list[list[int]] = []
     with torch.no_grad(), cocodiff_compile.collect_reports() as reports:
         for prompts in ((inputs, other), (other, inputs)):
             with cocodiff_compile.denoising(num_steps=3) as run:
@@ -103,20 +103,20 @@ def _guidance(_rank: int, _num_ranks: int) -> dict[str, Any]:
                         with run.branch(name):
                             compiled(**step)
                     run.step()
-                remembered.append([item.memory_bytes for item in run.history])
+                cached_bytes.append([item.cache_bytes for item in run.history])
         notes = [note for item in reports[0].summary["passes"] for note in item["notes"]]
         with cocodiff_compile.denoising(num_steps=200) as run:
             for step in _steps(inputs, 200):
                 compiled(**step)
                 held = sum(item.numel() * item.element_size() for item in _tensors(run))
                 run.step()
-            grown = {item.memory_bytes for item in run.history}
-            left = len(run.memories)
+            grown = {item.cache_bytes for item in run.history}
+            left = len(run.caches)
     return {
         "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "recompiles": dict(torch._dynamo.utils.counters["recompile_limit"]),
         "compiled": len(reports),
-        "remembered": remembered,
+        "cached_bytes": cached_bytes,
         "said": notes,
         "grown": grown,
         "held": held,
@@ -125,7 +125,7 @@ def _guidance(_rank: int, _num_ranks: int) -> dict[str, Any]:
 
 
 def _tensors(run: cocodiff_compile.Denoising) -> list[Tensor]:
-    return [item for memory in run.memories.values() for item in memory.tensors]
+    return [item for memory in run.caches.values() for item in memory.tensors]
 
 
 @pytest.mark.slow
@@ -133,8 +133,8 @@ def _tensors(run: cocodiff_compile.Denoising) -> list[Tensor]:
 def test_one_graph_serves_two_prompts_and_a_guidance_pair_without_growing() -> None:
     for result in run_local_ranks(_guidance, 2, timeout_s=800):
         assert result["graphs"] == 1
-        assert result["compiled"] == 2  # in full, and in 4 bits
-        first, second = result["remembered"]
+        assert result["compiled"] == 2  # uncompressed, and in 4 bits
+        first, second = result["cached_bytes"]
         assert first == second
         assert first[-1] == 2 * result["held"]  # two passes of guidance
         assert result["grown"] == {result["held"]}
@@ -158,12 +158,12 @@ def _regional(_rank: int, _num_ranks: int) -> dict[str, Any]:
             found = []
             for step in steps:
                 found.append(small.sample(model(**step)))
-                memories = len(run.memories)
+                caches = len(run.caches)
                 run.step()
     return {
         "off by": [float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)],
-        "memories": memories,
-        "kinds": [item.travel for item in run.history],
+        "caches": caches,
+        "kinds": [item.payload for item in run.history],
     }
 
 
@@ -172,9 +172,9 @@ def _regional(_rank: int, _num_ranks: int) -> dict[str, Any]:
 def test_blocks_that_share_a_graph_remember_apart() -> None:
     for result in run_local_ranks(_regional, 2, timeout_s=800):
         # Two blocks of two kinds. Dynamo may hand a block to a second graph after the first step.
-        assert 4 <= result["memories"] <= 6
+        assert 4 <= result["caches"] <= 6
         assert all(off <= 2e-3 for off in result["off by"])
-        assert result["kinds"][:2] == ["in full"] * 2
+        assert result["kinds"][:2] == ["uncompressed"] * 2
         assert result["kinds"][-2:] == ["8 bits"] * 2
 
 
@@ -184,8 +184,8 @@ def _left_out(_rank: int, _num_ranks: int) -> dict[str, Any]:
     """
     small, model, inputs = _flux(4)
     steps = _steps(inputs, 4)
-    v_major = {"policy": "fixed", "bits": "full", "omitted": 0.5, "reuse_output": True}
-    options = {"v_major": v_major | {"streams": "apart"}, **PLAIN}
+    v_major = {"policy": "fixed", "bits": "full", "skipped_share": 0.5, "reuse_output": True}
+    options = {"v_major": v_major | {"select_per_stream": True}, **PLAIN}
     found: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         found["exact"] = [small.sample(model(**step)) for step in steps]
@@ -226,7 +226,7 @@ def _wild_rank(rank: int, _num_ranks: int) -> dict[str, Any]:
         for number, step in enumerate(_steps(inputs, 5)):
             factor = {2: 5000.0, 3: float("nan")}.get(number, 1.0) if rank == 1 else 1.0
             sample = small.sample(compiled(**_scaled(step, factor)))
-            kinds.append(run.history[-1].travel)
+            kinds.append(run.history[-1].payload)
             run.step()
     return {"kinds": kinds, "clean": bool(sample.isfinite().all())}
 
@@ -236,8 +236,8 @@ def _wild_rank(rank: int, _num_ranks: int) -> dict[str, Any]:
 def test_a_rank_with_wild_data_changes_the_choice_of_all_and_hangs_none() -> None:
     first, second = run_local_ranks(_wild_rank, 2, timeout_s=800)
     assert first == second
-    assert first["kinds"][0] == "8 bits, anew"
-    assert first["kinds"][4] == "in full"  # after what was not a number
+    assert first["kinds"][0] == "8 bits, intra-coded"
+    assert first["kinds"][4] == "uncompressed"  # after what was not a number
     assert first["clean"]
 
 

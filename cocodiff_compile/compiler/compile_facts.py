@@ -6,11 +6,11 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.devices.choose import device_backend
+from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.ir.aten import bound, collectives_by_group, value_of
 from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.ranks.agreement.rank_state import Facts
 from cocodiff_compile.ranks.agreement.run_plans import SizeTexts
-from cocodiff_compile.ranks.agreement.standing import Facts
 from cocodiff_compile.topology.phases import format_phases
 
 
@@ -35,7 +35,7 @@ def captured_facts(
 
 
 def _why_no_overlap(kind: str) -> str:
-    return device_backend(kind).why_no_overlap() or "nothing"
+    return device_kind(kind).why_no_overlap() or "nothing"
 
 
 def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[str, Facts]:

@@ -36,18 +36,18 @@ from cocodiff_compile.decide.coded_attentions import choose_uncoded
 from cocodiff_compile.decide.coding_worth import CodingWorth
 from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.decide.token_chunk_count import Differ
-from cocodiff_compile.devices.choose import device_backend
+from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.devices.kind import DeviceBackend
+from cocodiff_compile.devices.kind import DeviceKind
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.fingerprint import fingerprint
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
-from cocodiff_compile.ranks.agreement.attempts import failures_told
+from cocodiff_compile.ranks.agreement.attempts import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.v_major.travel import Travel
+from cocodiff_compile.v_major.payload import Payload
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def compile_for_dynamo(
     """Compiles what Dynamo captured, with `generate` for the code. If that fails, the other ranks
     are told.
     """
-    with failures_told():
+    with reports_failures():
         config = CompileConfig.from_options(options)
         return compile_graph(gm, example_inputs, config, generate, mode)
 
@@ -182,8 +182,8 @@ def _new_plan(found: Recognition, compilation: Compilation, differ: Differ) -> _
     uncoded = choose_uncoded(select, found, deciding.budget_bytes, deciding.worth)
     if not replace(select, uncoded=uncoded).rewrites_any(found):
         return _Plan(deciding, lambda _kind: deciding)
-    usual = replace(costs, sent_share=_sent_share(found, select.travel)) if costs else None
-    cutting = replace(deciding, costs=usual, keeps_whole=bool(select.travel.omitted))
+    usual = replace(costs, sent_share=_sent_share(found, select.payload)) if costs else None
+    cutting = replace(deciding, costs=usual, keeps_whole=bool(select.payload.skipped_share))
     return _Plan(cutting, lambda _kind: deciding, selects=True)
 
 
@@ -221,7 +221,7 @@ def _with_v_major(deciding: Deciding) -> Deciding:
     return replace(
         deciding,
         select=select,
-        worth=CodingWorth(costs, select.travel) if costs and options.when == "pays" else None,
+        worth=CodingWorth(costs, select.payload) if costs and options.only_if_faster else None,
         budget_bytes=None if budget is None else budget / options.guidance_passes,
     )
 
@@ -233,12 +233,12 @@ def _tells_calls_apart() -> bool:
             log,
             logging.WARNING,
             "v_major is on, but Inductor's freezing makes constants of weights, by which calls are "
-            "told apart: all travels in full; turn torch._inductor.config.freezing off",
+            "told apart: everything is sent uncompressed; turn torch._inductor.config.freezing off",
         )
     return not is_frozen
 
 
-def _sent_share(found: Recognition, usual: Travel) -> float:
+def _sent_share(found: Recognition, usual: Payload) -> float:
     """Returns the part of the exchanged bytes that is sent in most steps."""
     query = found.sites[0].q
     element_bits = 8 * value_of(query.exchange.start).element_size()
@@ -253,9 +253,9 @@ def _rows_differ(found: Recognition, dry_run: bool, alone: bool) -> Differ:
     return functools.partial(rows_differ_on_any, group=group, alone=alone)
 
 
-def _kind_of_device(found: Recognition) -> DeviceBackend:
+def _kind_of_device(found: Recognition) -> DeviceKind:
     """Returns the kind of device that computes the attentions."""
-    return device_backend(value_of(found.sites[0].q.exchange.start).device.type)
+    return device_kind(value_of(found.sites[0].q.exchange.start).device.type)
 
 
 def _is_ordering(found: Recognition, config: CompileConfig) -> bool:

@@ -10,7 +10,7 @@ from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.records import Exchange, Recognition
 from cocodiff_compile.ranks.agreement.watch import watched
 from cocodiff_compile.ranks.agreement.world import PerWorld, ranks_are_real
-from cocodiff_compile.ranks.detect import RankPlace, detect
+from cocodiff_compile.ranks.detect import RankLocation, detect
 from cocodiff_compile.ranks.groups import make_machine
 from cocodiff_compile.ranks.live_topology import live_topology
 from cocodiff_compile.say_once import say_once
@@ -57,7 +57,7 @@ def _auto(exchange: Exchange, dry_run: bool) -> Topology:
     known = _found.get()
     if exchange.ranks not in known:
         if dry_run or not ranks_are_real():
-            return detect([RankPlace("")] * exchange.num_ranks).topology
+            return detect([RankLocation("")] * exchange.num_ranks).topology
         with outside_the_compiler(), watched(exchange.ranks):
             device = value_of(exchange.start).device
             found = live_topology(device, find_group(exchange.group))
@@ -70,4 +70,4 @@ def _auto(exchange: Exchange, dry_run: bool) -> Topology:
 
 def forget_machines() -> None:
     """`auto` looks and measures again from now on: for links that were changed meanwhile."""
-    _found.forget()
+    _found.clear()

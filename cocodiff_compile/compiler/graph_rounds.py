@@ -24,14 +24,14 @@ from cocodiff_compile.ranks.agreement.compile_rounds import (
     compile_rounds,
     facts_by_ranks,
 )
-from cocodiff_compile.ranks.agreement.failures import concerns_groups, goes_alone
+from cocodiff_compile.ranks.agreement.failures import concerns_groups, mark_local_attempt
+from cocodiff_compile.ranks.agreement.rank_state import Facts
 from cocodiff_compile.ranks.agreement.run_plans import (
     SizedPlans,
     SizeTexts,
     expressions_of,
-    symbol_places,
+    symbol_positions,
 )
-from cocodiff_compile.ranks.agreement.standing import Facts
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 
 
@@ -93,7 +93,7 @@ def graph_rounds(
     if is_among_ranks:
         concerns_groups(list(groups.values()))
     if is_among_ranks and not groups:
-        goes_alone()
+        mark_local_attempt()
     sizes = SizeTexts()
     captured = {name: captured_facts(graph, found, name, config, sizes) for name in groups}
     if kind:
@@ -103,4 +103,4 @@ def graph_rounds(
         return
     facts = {name: sizes.as_compiled(own) for name, own in captured.items()}
     with compile_rounds(groups, facts) as rounds:
-        yield GraphRounds(groups, captured, sizes, symbol_places(graph), rounds)
+        yield GraphRounds(groups, captured, sizes, symbol_positions(graph), rounds)

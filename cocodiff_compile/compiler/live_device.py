@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from cocodiff_compile.compat import find_group, outside_the_compiler
-from cocodiff_compile.devices.choose import device_backend
+from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.installed import properties_of
 from cocodiff_compile.ir.aten import value_of
@@ -54,8 +54,8 @@ def find_device(found: Recognition, dry_run: bool) -> Device:
 
 
 def _unmeasured(device: torch.device) -> Device:
-    backend, properties = device_backend(device.type), properties_of(device)
-    return backend.cost_of(properties.name) if properties else backend.guess
+    kind, properties = device_kind(device.type), properties_of(device)
+    return kind.cost_of(properties.name) if properties else kind.guess
 
 
 def agreed_device(device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Device:

@@ -28,11 +28,11 @@ from cocodiff_compile.ir.aten import (
 from cocodiff_compile.ir.records import copied
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
-from cocodiff_compile.ranks.agreement.attempts import failures_told
+from cocodiff_compile.ranks.agreement.attempts import reports_failures
 from cocodiff_compile.v_major.denoising import is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
+from cocodiff_compile.v_major.payload import CachedRoles, Payload
 from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
-from cocodiff_compile.v_major.travel import Remembered, Travel
 
 
 def select_pass(options: VMajorOptions) -> SelectVMajor:
@@ -40,10 +40,10 @@ def select_pass(options: VMajorOptions) -> SelectVMajor:
     policy = options.make_policy()
     return SelectVMajor(
         policy.usual,
-        Remembered.for_all(policy.travels),
+        CachedRoles.for_payloads(policy.payloads),
         options.compare,
-        streams_apart=options.streams == "apart",
-        skips_unsent=options.unsent == "skipped",
+        selects_per_stream=options.select_per_stream,
+        skips_unsent=not options.compute_unsent,
         layers=options.layers,
         measures_drift=policy.measures_drift,
     )
@@ -92,40 +92,40 @@ class _SelectiveGraph:
     dumps: Dumps
     measures_drift: bool
 
-    def compile_later(self, travel: Travel | None) -> Variant:
+    def compile_later(self, payload: Payload | None) -> Variant:
         """Compiles another kind of step between calls, outside of Dynamo."""
         found, compilation = self.report.recognition, self.finish.compilation
-        kind = str(travel or EXACT)
+        kind = str(payload or EXACT)
         with (
-            failures_told(),
+            reports_failures(),
             compiling_later(self.example_inputs),
             inductor_settings(compilation.inductor_settings),
             graph_rounds(
                 self.gm.graph, found, compilation.config, compilation.dry_run, kind
             ) as rounds,
         ):
-            return self.compile(travel, rounds)
+            return self.compile(payload, rounds)
 
-    def compile(self, travel: Travel | None, rounds: GraphRounds) -> Variant:
-        kind = str(travel or EXACT)
+    def compile(self, payload: Payload | None, rounds: GraphRounds) -> Variant:
+        kind = str(payload or EXACT)
         gm, report = self._copy(kind)
         dumps = self.dumps.of_kind(kind)
         for observer in dumps.observers:
             observer.captured(gm)
         inputs = list(self.example_inputs)
-        if travel is not None:
+        if payload is not None:
             deciding = self.finish.deciding_of(kind)
             assert deciding.select is not None
-            deciding = replace(deciding, select=replace(deciding.select, travel=travel))
+            deciding = replace(deciding, select=replace(deciding.select, payload=payload))
             report = Pipeline(stages(SELECT, deciding), dumps.observers).run(gm, report)
             places = list(gm.graph.find_nodes(op="placeholder"))[len(inputs) :]
             inputs += [node.meta["val"] for node in places]
-        memories = tuple(inputs[len(self.example_inputs) :])
-        if memories and self.measures_drift:
-            memories = memories[:-1]  # the drift, a number
+        caches = tuple(inputs[len(self.example_inputs) :])
+        if caches and self.measures_drift:
+            caches = caches[:-1]  # the drift, a number
         sent_bytes = _sent_bytes(gm.graph)
         compiled = self.finish.run(gm, inputs, report, dumps, rounds.within_a_call)
-        return Variant(compiled, memories, sent_bytes)
+        return Variant(compiled, caches, sent_bytes)
 
     def _copy(self, kind: str) -> tuple[GraphModule, PipelineReport]:
         graph, found = copied(self.gm.graph, self.report.recognition)

@@ -6,7 +6,7 @@ from cocodiff_compile.decide.coding_worth import CodingWorth
 from cocodiff_compile.ir.layout import known
 from cocodiff_compile.ir.records import Recognition, UlyssesSite
 from cocodiff_compile.passes.select_v_major import SelectVMajor
-from cocodiff_compile.v_major.travel import Remembered
+from cocodiff_compile.v_major.payload import CachedRoles
 
 
 def choose_uncoded(
@@ -21,7 +21,7 @@ def choose_uncoded(
     select.check_layers(found.sites)
     reasons = [worth.why_not(site) if worth else "" for site in found.sites]
     sizes = [
-        _cache_bytes(site, select.remembered_of(place, site))
+        _cache_bytes(site, select.cached_roles_of(place, site))
         for place, site in enumerate(found.sites)
     ]
     left = budget_bytes
@@ -29,16 +29,18 @@ def choose_uncoded(
         if left is None or reasons[place]:
             continue
         if sizes[place] > left:
-            reasons[place] = f"no room in a memory of {budget_bytes} bytes: travels in full"
+            reasons[place] = (
+                f"its caches exceed the memory budget of {budget_bytes} bytes: sent uncompressed"
+            )
         else:
             left -= sizes[place]
     return tuple(reasons)
 
 
-def _cache_bytes(site: UlyssesSite, remembered: Remembered) -> int:
+def _cache_bytes(site: UlyssesSite, cached_roles: CachedRoles) -> int:
     """The bytes of the caches of one attention; what it sends, and so can save, grows with it."""
     total = 0
     for exchange, roles, _ in site.exchanged:
-        copies = sum(remembered.sides_of(roles))
+        copies = sum(cached_roles.sides_of(roles))
         total += copies * (known(exchange.size_bytes) or 0)
     return total

@@ -8,10 +8,10 @@ from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.layout import Size, known
 from cocodiff_compile.ir.records import Exchange, Role, UlyssesSite
-from cocodiff_compile.v_major.travel import Travel
+from cocodiff_compile.v_major.payload import Payload
 
 _TRAFFIC_BYTES = 32
-"""That coding and decoding move per element: float32 differences and memories, read and written. On
+"""That coding and decoding move per element: float32 differences and caches, read and written. On
 two cores this came to 2 to 4 ns.
 """
 
@@ -21,7 +21,7 @@ class CodingWorth:
     """Weighs coding in steps of the usual kind; what does not pay in them is never coded."""
 
     costs: Costs
-    usual: Travel
+    usual: Payload
 
     def why_not(self, site: UlyssesSite) -> str:
         """Returns why an attention should be sent uncompressed; nothing if it should be coded, or
@@ -43,7 +43,8 @@ class CodingWorth:
             return ""
         return (
             f"coding would take {1e3 * taken_s:.2f} ms a step and save {1e3 * saved_s:.2f} ms on "
-            "the links: travels in full; v_major={'when': 'always'} codes it all the same"
+            "the links: it is sent uncompressed; set v_major={'only_if_faster': False} to code "
+            "it anyway"
         )
 
     def _share(self, exchange: Exchange, roles: tuple[Role, ...], group: Size) -> float | None:

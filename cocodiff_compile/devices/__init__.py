@@ -1,1 +1,1 @@
-"""Describes each kind of device: its rates, how its ranks communicate, what Inductor is told."""
+"""Describes each kind of device: its rates, its transports, and its settings for Inductor."""

@@ -1,12 +1,14 @@
-"""Ranks that compute on a CPU and talk over gloo, whose threads send while the rank computes."""
+"""Describes ranks that compute on a CPU and communicate over gloo, whose threads send while the
+rank computes.
+"""
 
 from __future__ import annotations
 
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.kind import (
-    Communication,
-    DeviceBackend,
+    DeviceKind,
     MachineKind,
+    Transport,
     why_not_built_in,
 )
 from cocodiff_compile.topology.axes import Link
@@ -16,9 +18,9 @@ from cocodiff_compile.topology.presets import GB, MICROSECOND
 LOOPBACK = Link("loopback", 1 * GB, 2 * GB, latency_s=500 * MICROSECOND)
 ETHERNET = Link("ethernet", 1.25 * GB, 2.5 * GB, latency_s=100 * MICROSECOND)
 
-CPU = DeviceBackend(
+CPU = DeviceKind(
     name="cpu",
-    communications=(Communication("gloo", why_not_built_in("gloo")),),
+    transports=(Transport("gloo", why_not_built_in("gloo")),),
     remedies="install a torch with gloo",
     guess=Device("cpu, a guess", 60e9, 8e9, 1.0, 0.5, 1.0, 20e-6),
     machine=MachineKind("local", LOOPBACK, LOOPBACK, ETHERNET, 2 * GB),

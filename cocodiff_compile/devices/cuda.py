@@ -1,4 +1,6 @@
-"""NVIDIA GPUs over NCCL. Never run: everything here is from documentation and source."""
+"""Describes NVIDIA GPUs over NCCL. It was never run: all figures are from documentation and
+source.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from typing import Any
 
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.kind import (
-    Communication,
-    DeviceBackend,
+    DeviceKind,
     MachineKind,
+    Transport,
     why_not_built_in,
 )
 from cocodiff_compile.topology.presets import GB, INFINIBAND, MICROSECOND, NVLINK
@@ -29,9 +31,9 @@ def _card(properties: Any) -> str:
     return str(properties.uuid)
 
 
-CUDA = DeviceBackend(
+CUDA = DeviceKind(
     name="cuda",
-    communications=(Communication("nccl", why_not_built_in("nccl")),),
+    transports=(Transport("nccl", why_not_built_in("nccl")),),
     remedies="install a torch with nccl",
     guess=Device("cuda, a guess", 300e12, 1.5e12, 0.6, 0.5, 0.8, 5 * MICROSECOND),
     machine=MachineKind("gpu", NVLINK, NVLINK, INFINIBAND, 3000 * GB),

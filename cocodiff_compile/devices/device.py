@@ -1,4 +1,4 @@
-"""What one rank computes with, and how long a kernel takes on it."""
+"""Estimates how long a kernel takes on the device of one rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Device:
-    """`matmul_flops_per_s` and `memory_bytes_per_s` as published, and the share that is reached."""
+    """Holds published rates, `matmul_flops_per_s` and `memory_bytes_per_s`, and the share of them
+    that is reached.
+    """
 
     name: str
     matmul_flops_per_s: float
@@ -16,12 +18,14 @@ class Device:
     attention_efficiency: float
     memory_efficiency: float
     launch_s: float
-    """The shortest a kernel takes."""
+    """The shortest time that a kernel takes."""
     start_s: float = 0.0
-    """How long an exchange, of however few bytes, keeps a rank from computing."""
+    """How long starting an exchange, of however few bytes, keeps a rank from computing."""
 
     def shared(self, share: float, start_s: float) -> Device:
-        """This, with a share of the time of what computes, and exchanges that take of it too."""
+        """Returns a device with a share of the compute time, of which starting an exchange takes
+        some too.
+        """
         return replace(
             self,
             matmul_flops_per_s=share * self.matmul_flops_per_s,
@@ -37,7 +41,9 @@ class Device:
         return flops / (self.matmul_flops_per_s * self.attention_efficiency)
 
     def kernel_seconds(self, arithmetic_s: float, size_bytes: float) -> float:
-        """Of a kernel with so much arithmetic and memory traffic: a roofline."""
+        """Returns the seconds of a kernel by a roofline of its arithmetic and its memory
+        traffic.
+        """
         return max(arithmetic_s, self.memory_seconds(size_bytes), self.launch_s)
 
     def memory_seconds(self, size_bytes: float) -> float:

@@ -1,8 +1,9 @@
-"""Collectives over gloo for tensors of a device that gloo does not take.
+"""Runs collectives over gloo for tensors of a device that gloo does not support.
 
-For machines whose device has no communication backend, and only on request: a collective waits for
-the device, copies to the host, waits for its own end, and copies back. Nothing hides behind it.
-Only functional collectives go this way, which is what graphs hold. Never run on such a device.
+It serves machines whose device has no transport of its own, and only on request: a collective waits
+for the device, copies to the host, waits for its own end, and copies back, so that nothing overlaps
+with it. It replaces functional collectives only, which is what graphs contain. It was never run on
+such a device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _OPS = ("all_to_all_single", "all_gather_into_tensor", "all_reduce", "reduce_sca
 
 @cache
 def stage_through_host(device_type: str) -> torch.library.Library:
-    """From now on, for as long as this process lives."""
+    """Registers the staged collectives for a device type, for the rest of this process."""
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
     for name in _OPS:
         op = getattr(torch.ops._c10d_functional, name).default
@@ -28,7 +29,7 @@ def stage_through_host(device_type: str) -> torch.library.Library:
 
 
 def staged(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The collective `op` on a copy on the host; the result is there when it returns."""
+    """Returns the collective `op` on a copy on the host; its result is complete when it returns."""
 
     def call(source: Tensor, *args: Any) -> Tensor:
         sent = op(source.cpu(), *args)

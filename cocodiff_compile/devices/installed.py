@@ -1,7 +1,7 @@
-"""What this Python and this machine have, as one record: which devices torch sees, which
-communication backends it was built with, which legacy packages lie beside it.
+"""Records what this Python and this machine have: the devices that torch sees, the process-group
+backends it was built with, and legacy packages.
 
-Versions are read from metadata. Nothing but torch is imported to find out.
+Versions are read from metadata; nothing but torch is imported.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _BUILT_IN: dict[str, Callable[[], bool]] = {
 
 @dataclass(frozen=True)
 class Installed:
-    """`device_counts` has the accelerators that are there; `built_in` torch's own communication
-    backends; `packages` the version of each legacy package that is installed.
+    """Holds `device_counts` of the accelerators that exist, torch's own process-group backends in
+    `built_in`, and the version of each installed legacy package in `packages`.
     """
 
     torch: str
@@ -44,7 +44,7 @@ _ACCELERATORS: dict[str, Any] = {"cuda": torch.cuda, "xpu": torch.xpu}
 
 
 def installed_here() -> Installed:
-    """As this process finds it."""
+    """Returns what this process finds."""
     counts = {kind: module.device_count() for kind, module in _ACCELERATORS.items()}
     return Installed(
         torch=torch.__version__,
@@ -55,7 +55,7 @@ def installed_here() -> Installed:
 
 
 def properties_of(device: torch.device) -> Any:
-    """What the driver says of an accelerator; None of what is none, or not there."""
+    """Returns the driver's properties of an accelerator; None for a CPU or an absent device."""
     module = _ACCELERATORS.get(device.type)
     if module is None or not module.is_available():
         return None
@@ -63,21 +63,21 @@ def properties_of(device: torch.device) -> Any:
 
 
 def legacy_versions() -> dict[str, str]:
-    """Of the legacy packages that are installed."""
-    found: dict[str, str] = {}
+    """Returns the versions of the installed legacy packages."""
+    versions: dict[str, str] = {}
     for package in LEGACY_PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def why_not_legacy(package: str, installed: Installed) -> str:
-    """Why a legacy package must not be imported; empty if it may.
+    """Returns why a legacy package must not be imported; an empty string if it may.
 
-    Release x.y is built for torch x.y and does not pin it: beside another torch its import fails
-    with whatever error comes first.
+    Release x.y is built for torch x.y and does not pin it: with another torch its import fails with
+    an arbitrary error.
     """
     if package not in installed.packages:
         return f"{package} is not installed"
@@ -91,5 +91,5 @@ def why_not_legacy(package: str, installed: Installed) -> str:
 
 
 def _series(text: str) -> str:
-    """2.8.0+xpu -> 2.8"""
+    """Returns the major and minor version: 2.8.0+xpu -> 2.8."""
     return ".".join(text.partition("+")[0].split(".")[:2])

@@ -1,7 +1,8 @@
-"""What the compiler asks of a kind of device, as one value per kind: `cpu.py`, `cuda.py`, `xpu.py`.
+"""Defines what the compiler needs to know of a kind of device; `cpu.py`, `cuda.py` and `xpu.py`
+hold one value each.
 
-How ranks of it talk and whether they can, how exchanges overlap and what keeps them from it, what
-Inductor is told when it gets the graph, what things cost, which devices share a card.
+A kind says how its ranks communicate and whether they can, what keeps exchanges from overlapping,
+which settings Inductor gets, what operations cost, and which devices share a card.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from cocodiff_compile.topology.axes import Link
 
 
 @dataclass(frozen=True)
-class Communication:
-    """A backend of torch.distributed, for tensors of one kind of device."""
+class Transport:
+    """A transport is a process-group backend of torch.distributed for tensors of one kind of
+    device.
+    """
 
     name: str
     why_not: Callable[[Installed], str]
-    """Why it cannot be used; empty if it can."""
+    """Returns why it cannot be used; an empty string if it can."""
     on_request: str = ""
     """Why it is used only if asked for by name; empty if it may be chosen."""
     legacy_packages: tuple[str, ...] = ()
-    """Imported before it is used, where they fit; the last one registers it."""
+    """Packages to import before use, where they fit; the last one registers the backend."""
 
 
 @dataclass(frozen=True)
 class MachineKind:
-    """Default figures of a kind of machine, for what was not measured."""
+    """Holds default figures of a kind of machine, for links that were not measured."""
 
     inside: str
     tile: Link
@@ -42,48 +45,52 @@ class MachineKind:
 
 
 @dataclass(frozen=True)
-class DeviceBackend:
-    """One kind of device; `name` is torch's."""
+class DeviceKind:
+    """Describes one kind of device; `name` is torch's."""
 
     name: str
-    communications: tuple[Communication, ...]
-    """In order of preference."""
+    transports: tuple[Transport, ...]
+    """The transports in order of preference."""
     remedies: str
-    """What to do if none of them can be used."""
+    """What to do if no transport can be used."""
     guess: Device
-    """What things cost on one that is neither known nor measured."""
+    """The costs of a device that is neither known nor measured."""
     machine: MachineKind
     parts: Mapping[str, Device] = field(default_factory=dict)
-    """What things cost on known ones, by a word of the name that the driver gives them."""
+    """The costs of known devices, by a word of the name that the driver gives them."""
     blocking_variables: tuple[str, ...] = ()
-    """Settings under which an exchange blocks the rank that starts it."""
+    """Environment variables that make an exchange block the rank that starts it."""
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
-    """For the time that Inductor makes code of a graph that passes worked on."""
+    """Settings while Inductor generates code for a rewritten graph."""
     triton: str = ""
     """The flavour of triton that Inductor's code needs; empty if none."""
     card_of: Callable[[Any], str] = lambda _properties: ""
-    """From a device's properties what all devices of its card share; empty if unknown."""
+    """Returns, from a device's properties, an id that all devices of its card share; empty if
+    unknown.
+    """
     too_few: str = ""
-    """What to look at where a node has more ranks than devices."""
+    """What to check where a node has more ranks than devices."""
 
     def why_no_overlap(self, environment: Mapping[str, str] = os.environ) -> str:
-        """The setting that keeps exchanges from overlapping; empty if there is none."""
+        """Returns which setting keeps exchanges from overlapping; an empty string if none does."""
         for name in self.blocking_variables:
             if environment.get(name, "0") not in ("", "0"):
                 return (
-                    f"{name}={environment[name]} makes every exchange block its rank, nothing can "
-                    "hide behind it: schedule-v-first and automatic head chunks are left out; "
-                    "unset it"
+                    f"{name}={environment[name]} makes every exchange block its rank, so that "
+                    "nothing overlaps with it: schedule-v-first and automatic head chunks are "
+                    f"skipped; unset {name}"
                 )
         return ""
 
     def cost_of(self, part: str) -> Device:
-        """What things cost on a device that calls itself `part`, without measuring it."""
+        """Returns the costs of a device that the driver calls `part`, without measuring it."""
         known = (figures for word, figures in self.parts.items() if word in part)
         return next(known, self.guess)
 
     def index_of(self, local_rank: int, count: int) -> int:
-        """Which of a node's `count` devices a rank takes; one alone is what a launcher left it."""
+        """Returns the index of a rank's device among a node's `count` devices. If only one is
+        visible, the launcher has assigned it.
+        """
         if count == 1:
             return 0
         if local_rank < count:
@@ -95,7 +102,7 @@ class DeviceBackend:
 
 
 def why_not_built_in(name: str) -> Callable[[Installed], str]:
-    """Of a backend that comes with torch or not at all."""
+    """Returns a check for a backend that torch is built with or without."""
 
     def why_not(installed: Installed) -> str:
         return "" if name in installed.built_in else f"torch {installed.torch} is built without it"

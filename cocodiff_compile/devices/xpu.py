@@ -1,6 +1,7 @@
-"""Intel GPUs: torch's own xccl, or the legacy oneCCL bindings where they fit this torch.
+"""Describes Intel GPUs over torch's own xccl, or the legacy oneCCL bindings where they fit this
+torch.
 
-Never run: everything here is from documentation and source (docs/xpu.md).
+It was never run: all figures are from documentation and source (docs/xpu.md).
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import Any
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.installed import Installed, why_not_legacy
 from cocodiff_compile.devices.kind import (
-    Communication,
-    DeviceBackend,
+    DeviceKind,
     MachineKind,
+    Transport,
     why_not_built_in,
 )
 from cocodiff_compile.topology.presets import GB, MICROSECOND, SLINGSHOT, TILE, XE_LINK
@@ -35,21 +36,23 @@ def _why_not_ccl(installed: Installed) -> str:
 
 
 def _card(properties: Any) -> str:
-    """Intel's driver puts vendor, product and PCI address first, the tile into the last byte."""
+    """Returns the id that tiles of a card share. Intel's driver puts vendor, product and PCI
+    address first in the uuid, and the tile into the last byte.
+    """
     data = bytes(getattr(properties.uuid, "bytes", properties.uuid))
     return data[:-1].hex() if any(data) else ""
 
 
-XPU = DeviceBackend(
+XPU = DeviceKind(
     name="xpu",
-    communications=(
-        Communication("xccl", why_not_built_in("xccl")),
-        Communication(
+    transports=(
+        Transport("xccl", why_not_built_in("xccl")),
+        Transport(
             "ccl",
             _why_not_ccl,
             legacy_packages=("intel-extension-for-pytorch", "oneccl-bind-pt"),
         ),
-        Communication(
+        Transport(
             "gloo",
             why_not_built_in("gloo"),
             on_request="it takes no XPU tensors, every exchange is copied through the host",

@@ -1,1 +1,1 @@
-"""Small models and local ranks to run things on, and the demo."""
+"""Provides small models, local ranks, an emulated cluster, benchmarks and the demo."""

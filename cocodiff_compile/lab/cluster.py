@@ -1,12 +1,12 @@
-"""An emulated cluster: network namespaces as nodes, joined by a switch with slow ports.
+"""Emulates a cluster: network namespaces are its nodes, joined by a switch with slow ports.
 
     node 0                        switch                       node 1
     eth0 10.77.0.1  ==rate==  port0  [ bridge ]  port1  ==rate==  eth0 10.77.0.2
 
 Each node has one full-duplex interface: `tc tbf` shapes eth0 (what the node sends) and the switch's
-port (what it receives). Ranks of one node talk over its loopback, unshaped. Everything lives inside
-namespaces named `cocodiff-NAME-...`; nothing is made in the host's own, and removing the namespaces
-removes all of it. Linux, root and iproute2 only.
+port (what it receives). Ranks of one node communicate over its loopback, unshaped. Everything lives
+inside of namespaces named `cocodiff-NAME-...`; nothing is created in the host's own, and removing
+the namespaces removes all of it. It requires Linux, root and iproute2.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ PREFIX = "cocodiff"
 INTERFACE = "eth0"
 _PACKAGES = {"iproute2": ("ip", "tc"), "util-linux": ("setpriv",)}
 CLUSTER_VARIABLE = "COCODIFF_CLUSTER"
-"""Set in every process that runs on a node: the name of its cluster."""
+"""Holds the name of the cluster in every process that runs on a node."""
 
 MAX_NODES = 64
 _NAME = r"[a-z0-9][a-z0-9_.]{0,30}"
 _SUBNET = "10.77.0"
 _BURST_BYTES, _BURST_S = 16384, 1.5e-3
-"""What may leave at once after a pause: so many bytes, or so much time at the rate. Small, so that
-pauses between exchanges earn little; not so small that a late timer on a busy core costs the link.
+"""The burst that may leave at once after a pause: a number of bytes, or an amount of time at the
+rate. It is small, so that pauses between exchanges save up little, but not so small that a late
+timer on a busy core slows the link.
 """
 
 _PACKET_BYTES = 1514
 _BUNDLE_OF_BURST, _MAX_BUNDLE_BYTES = 0.9, 60_000
-"""How many bytes of segments travel as one: the more, the less the cores that compute pay for the
-links. With their headers within the burst, or the kernel takes them apart.
+"""The size of bundled segments: larger bundles cost the computing cores less. With headers a bundle
+must fit into the burst, or the kernel splits it.
 """
 
 _QUEUE = "100ms"
-"""Deep enough that nothing is dropped: networks of clusters do not drop either."""
+"""The queue is long enough that nothing is dropped, as in the networks of clusters."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A node's interface. Without a rate it is as fast as the kernel; `packet_bytes` are charged
-    for every packet on top of its own size: a cost per packet.
+    """Describes a node's interface. Without a rate it is as fast as the kernel. `packet_bytes` are
+    charged for every packet in addition to its size, as a cost per packet.
     """
 
     rate_mbit: float | None = None
@@ -56,9 +57,9 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.rate_mbit is not None and not 0.1 <= self.rate_mbit <= 100_000:
-            raise UserError(f"a rate of {self.rate_mbit} Mbit/s; allowed: 0.1 to 100000")
+            raise UserError(f"rate {self.rate_mbit} Mbit/s; allowed: 0.1 to 100000")
         if not 0 <= self.packet_bytes <= 65536 or (self.packet_bytes and self.rate_mbit is None):
-            raise UserError("a cost per packet is 0 to 65536 bytes, and needs a rate")
+            raise UserError("packet_bytes must be 0 to 65536, and requires a rate")
 
 
 @dataclass(frozen=True)
@@ -77,19 +78,19 @@ class Cluster:
         return f"{PREFIX}-{self.name}-switch"
 
     def node(self, index: int) -> str:
-        """The namespace of a node."""
+        """Returns the namespace of a node."""
         return f"{PREFIX}-{self.name}-node{index}"
 
     def address(self, index: int) -> str:
         return f"{_SUBNET}.{index + 1}"
 
     def enter(self, index: int) -> list[str]:
-        """The start of a command line that runs the rest on a node."""
+        """Returns the beginning of a command line that runs the rest on a node."""
         return ["ip", "netns", "exec", self.node(index)]
 
 
 def check_can_emulate() -> None:
-    """UserError, with the remedy, where namespaces cannot be made."""
+    """Raises UserError with the remedy if namespaces cannot be created."""
     for package, tools in _PACKAGES.items():
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
@@ -99,13 +100,13 @@ def check_can_emulate() -> None:
             )
     if os.geteuid() != 0:
         raise UserError(
-            "an emulated cluster is made of network namespaces, which takes root: run it with sudo "
-            "-E, or measure the ranks you have with torchrun --no-python cocodiff bench"
+            "an emulated cluster consists of network namespaces, which require root: run it with "
+            "sudo -E, or measure existing ranks with torchrun --no-python cocodiff bench"
         )
 
 
 def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
-    """Makes and shapes it. What was made is removed again if a part fails."""
+    """Creates and shapes a cluster. If a part fails, everything created before is removed."""
     cluster = Cluster(name, num_nodes)
     check_can_emulate()
     _check_is_new(name)
@@ -122,7 +123,9 @@ def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
 
 def _check_is_new(name: str) -> None:
     if name in (known.name for known in list_clusters()):
-        raise UserError(f"cluster {name!r} is up already: cocodiff lab down --name {name}")
+        raise UserError(
+            f"cluster {name!r} is already up; remove it with: cocodiff lab down --name {name}"
+        )
 
 
 def _build_switch(cluster: Cluster) -> None:
@@ -139,12 +142,12 @@ def _attach_node(cluster: Cluster, index: int) -> None:
     _ip("-n", node, "address", "add", f"{cluster.address(index)}/24", "dev", INTERFACE)
     _ip("-n", node, "link", "set", "lo", "up")
     _ip("-n", node, "link", "set", INTERFACE, "up")
-    # A connection that waited for its turn goes on as fast as it was.
+    # A connection that was idle continues at its previous speed.
     _run([*cluster.enter(index), "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0"])
 
 
 def set_link(cluster: Cluster, link: Link) -> None:
-    """Shapes every node's interface, both ways; may be called while traffic flows."""
+    """Shapes every node's interface in both directions. It may be called while traffic flows."""
     for index in range(cluster.num_nodes):
         _shape(cluster.node(index), INTERFACE, link)
         _shape(cluster.switch, f"port{index}", link)
@@ -159,16 +162,16 @@ def _shape(namespace: str, device: str, link: Link) -> None:
     rate = round(link.rate_mbit * 1e6)
     burst = max(_BURST_BYTES, round(rate / 8 * _BURST_S), 2 * (_PACKET_BYTES + link.packet_bytes))
     bundle = min(_MAX_BUNDLE_BYTES, int(_BUNDLE_OF_BURST * burst))
-    if link.packet_bytes:  # a bundle is charged once: each segment must travel alone
+    if link.packet_bytes:  # a bundle is charged once, so that segments must not be bundled
         bundle = _PACKET_BYTES
     _ip("-n", namespace, "link", "set", device, "gso_max_size", str(bundle))
-    _ip("-n", namespace, "route", "flush", "cache")  # so that open connections ask for it again
+    _ip("-n", namespace, "route", "flush", "cache")  # so that open connections read it again
     shaper = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
     _run([*device_of, "replace", "dev", device, "root", *overhead, *shaper])
 
 
 def list_clusters() -> list[Cluster]:
-    """All that are up on this machine, whoever made them."""
+    """Returns all clusters that are up on this machine, whoever created them."""
     pattern = re.compile(rf"^{PREFIX}-({_NAME})-(node\d+|switch)\b", re.MULTILINE)
     nodes: dict[str, int] = {}
     for name, part in pattern.findall(_ip("netns", "list")):
@@ -177,13 +180,15 @@ def list_clusters() -> list[Cluster]:
 
 
 def find_cluster(name: str) -> Cluster:
-    """One that is up."""
+    """Returns a cluster that is up. Raises UserError if it is not."""
     known = list_clusters()
     for cluster in known:
         if cluster.name == name:
             return cluster
     names = ", ".join(cluster.name for cluster in known) or "none"
-    raise UserError(f"cluster {name!r} is not up (up: {names}): cocodiff lab up --name {name}")
+    raise UserError(
+        f"cluster {name!r} is not up (up: {names}); create it with: cocodiff lab up --name {name}"
+    )
 
 
 _REMOVE = f"""
@@ -199,17 +204,20 @@ for space in $(spaces "$1"); do ip netns delete "$space"; done
 left="$(pids "$1")$(spaces "$1")"
 [ -z "$left" ] || {{ echo "cluster $1 could not be removed: $left" >&2; exit 1; }}
 """
-"""Ends every process in the namespaces of cluster $1, then removes them; fails if some are left."""
+"""Kills every process in the namespaces of cluster $1, then removes them; fails if some are
+left.
+"""
 
 
 def remove_cluster(name: str) -> None:
-    """Ends what runs on it and removes it; does nothing if it is not up."""
+    """Kills the processes of a cluster and removes it; does nothing if it is not up."""
     subprocess.run(["sh", "-c", _REMOVE, "sh", name], check=True)
 
 
 @contextmanager
 def emulated_cluster(name: str, num_nodes: int, link: Link) -> Iterator[Cluster]:
-    """A cluster that goes with the block, or with this process, however it ends.
+    """Creates a cluster that is removed at the end of the block, or when this process ends, however
+    it ends.
 
     A shell in a session of its own holds the other end of a pipe and removes the cluster when the
     pipe closes: at the end of the block, or by the kernel if this process is killed.

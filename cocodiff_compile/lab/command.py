@@ -1,4 +1,4 @@
-"""`cocodiff lab`: an emulated cluster by hand."""
+"""Implements `cocodiff lab`: creates, uses and removes an emulated cluster by hand."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ DEFAULT_NAME = "lab"
 
 def add_lab(commands: Commands[argparse.ArgumentParser]) -> None:
     lab = commands.add_parser(
-        "lab", help="an emulated cluster on this machine: nodes as network namespaces (root)"
+        "lab", help="run an emulated cluster on this machine: nodes are network namespaces (root)"
     )
     actions = lab.add_subparsers(required=True, metavar="ACTION")
-    up = _add(actions, "up", "make the nodes and the slow links between them", _up)
+    up = _add(actions, "up", "create the nodes and the slow links between them", _up)
     up.add_argument("--nodes", type=int, default=2, help="default: 2")
     up.add_argument("--rate", type=float, metavar="MBIT", help="per node and direction, Mbit/s")
     up.add_argument(
         "--packet-bytes", type=int, default=0, metavar="N", help="charge N more bytes per packet"
     )
-    run = _add(actions, "run", "torchrun a script on every node", _run)
+    run = _add(actions, "run", "run a script with torchrun on every node", _run)
     run.add_argument("--tiles", type=int, default=1, help="ranks per node (default: 1)")
     run.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
     run.add_argument(
@@ -42,9 +42,9 @@ def add_lab(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="-- SCRIPT ...",
         help="as torchrun takes it: script.py ARGS, or -m module ARGS",
     )
-    _add(actions, "down", "end what runs on the nodes, and remove them", _down)
-    listing = actions.add_parser("list", help="clusters that are up")
-    listing.set_defaults(run=lambda _parsed: _politely(_list))
+    _add(actions, "down", "end all processes on the nodes and remove the nodes", _down)
+    listing = actions.add_parser("list", help="list the clusters that are up")
+    listing.set_defaults(run=lambda _parsed: _report_errors(_list))
 
 
 def _add(
@@ -55,11 +55,11 @@ def _add(
 ) -> argparse.ArgumentParser:
     action = actions.add_parser(name, help=text)
     action.add_argument("--name", default=DEFAULT_NAME, help=f"default: {DEFAULT_NAME}")
-    action.set_defaults(run=lambda parsed: _politely(lambda: run(parsed)))
+    action.set_defaults(run=lambda parsed: _report_errors(lambda: run(parsed)))
     return action
 
 
-def _politely(run: Callable[[], int]) -> int:
+def _report_errors(run: Callable[[], int]) -> int:
     try:
         return run()
     except (UserError, RankFailedError) as error:
@@ -73,7 +73,9 @@ def _politely(run: Callable[[], int]) -> int:
 def _up(parsed: argparse.Namespace) -> int:
     link = Link(parsed.rate, parsed.packet_bytes)
     cluster = build_cluster(parsed.name, parsed.nodes, link)
-    speed = "unlimited" if link.rate_mbit is None else f"{link.rate_mbit:g} Mbit/s each way"
+    speed = (
+        "unlimited" if link.rate_mbit is None else f"{link.rate_mbit:g} Mbit/s in each direction"
+    )
     for node in range(cluster.num_nodes):
         print(f"node {node}  {cluster.address(node)}  {speed}  namespace {cluster.node(node)}")
     return 0
@@ -85,7 +87,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if not script:
         raise UserError("nothing to run: cocodiff lab run --tiles 2 -- script.py ARGS")
     if parsed.tiles < 1:
-        raise UserError(f"{parsed.tiles} ranks per node; allowed: from 1")
+        raise UserError(f"--tiles {parsed.tiles}; allowed: 1 or more")
     run_on_nodes(
         find_cluster(parsed.name),
         parsed.tiles,

@@ -1,6 +1,6 @@
-"""`cocodiff demo`: a small diffusion transformer, denoised eagerly in one process and compiled by
-backend "cocodiff" on local gloo ranks, and how far the two are apart. Under a launcher: on the
-ranks that it started.
+"""Implements `cocodiff demo`: denoises with a small diffusion transformer, eagerly in one process
+and compiled by backend "cocodiff" on local gloo ranks, and compares the results. Under a launcher
+it uses the ranks that the launcher started.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cocodiff_compile.report.describe import format_bytes, format_graph, format_
 NUM_NODES = 2
 TILES_PER_NODE = 2
 LARGEST_DIFFERENCE = 1e-3
-"""Inductor's own distance to eager is up to 5e-4 on these models."""
+"""The allowed difference. Inductor's own difference to eager is up to 5e-4 on these models."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class Denoised:
-    """The latents after the last step, and seconds per step; the first step compiles."""
+    """Holds the latents after the last step, and the seconds per step. The first step compiles."""
 
     latents: torch.Tensor
     step_seconds: list[float]
 
 
 def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
-    """Runs and prints the demo; the exit status, 0 if all held."""
+    """Runs and prints the demo; returns the exit status, 0 if all checks passed."""
     launch = find_launch(os.environ)
     if launch is not None and launch.num_ranks > 1:
         return _run_on_started_ranks(settings, json_file, launch)
@@ -89,7 +89,7 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
 
 
 def _run_on_started_ranks(settings: DemoSettings, json_file: Path | None, launch: Launch) -> int:
-    """As one of them. The first also denoises alone, and compares."""
+    """Runs as one of the launcher's ranks. The first rank also denoises eagerly, and compares."""
     settings = replace(settings, heads=max(settings.heads, launch.num_ranks))
     device = init_distributed()
     say = _quiet if launch.rank else timed_sayer()
@@ -120,7 +120,9 @@ def _put_out(result: dict[str, Any], graph: dict[str, Any], json_file: Path | No
 
 
 class _Progress:
-    """Lines with the seconds since the start; one every 15 s while nothing else is heard."""
+    """Prints lines with the seconds since the start, and one every 15 s until the first message of
+    a rank.
+    """
 
     def __init__(self) -> None:
         self.say = timed_sayer()

@@ -1,4 +1,4 @@
-"""A process group of any size in this process, to look at graphs with."""
+"""Provides a fake process group of any size in this process, to inspect graphs with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cocodiff_compile.compat import fake_store
 
 @contextmanager
 def fake_ranks(num_ranks: int, rank: int = 0) -> Iterator[None]:
-    """A process group of `num_ranks` in this process; what its collectives return is junk."""
+    """Joins a fake process group of `num_ranks`; the results of its collectives are meaningless."""
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=num_ranks)
     try:
         yield

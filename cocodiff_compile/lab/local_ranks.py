@@ -1,4 +1,4 @@
-"""Real gloo ranks on this machine, one process each, arranged as emulated nodes."""
+"""Runs real gloo ranks on this machine, one process each, arranged as emulated nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Worker = Callable[..., Any]
 
 
 class RankFailedError(RuntimeError):
-    """A rank raised, died or did not finish; the message holds its traceback."""
+    """Is raised if a rank raised, died or did not finish; the message holds its traceback."""
 
 
 _parent: Connection | None = None
@@ -42,11 +42,11 @@ def run_local_ranks(
     ranks_per_node: int | None = None,
     on_message: Callable[[int, Any], None] = lambda _rank, _message: None,
 ) -> list[Any]:
-    """`worker(rank, num_ranks, *args)` on every rank; the results, by rank.
+    """Calls `worker(rank, num_ranks, *args)` on every rank; returns the results by rank.
 
-    `worker` is a module-level function, its arguments and result can be pickled. A gloo group over
-    loopback is up when it starts, and torchrun's variables are set as if `ranks_per_node` ranks
-    shared a node. The first rank that fails, or the timeout, ends all of them.
+    `worker` is a module-level function; its arguments and result must be picklable. It runs inside
+    of a gloo group over loopback, with torchrun's variables set as if `ranks_per_node` ranks shared
+    a node. The first rank that fails, or the timeout, ends all of them.
     """
     context = multiprocessing.get_context("spawn")
     per_node = ranks_per_node or num_ranks
@@ -57,8 +57,8 @@ def run_local_ranks(
         try:
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe(duplex=False)
-                place = _rank_variables(rank, num_ranks, per_node)
-                arguments = (theirs, os.getpid(), store, place, worker, rank, num_ranks, args)
+                variables = _rank_variables(rank, num_ranks, per_node)
+                arguments = (theirs, os.getpid(), store, variables, worker, rank, num_ranks, args)
                 process = context.Process(target=_run_rank, args=arguments, daemon=False)
                 process.start()
                 theirs.close()
@@ -86,7 +86,7 @@ def _run_rank(
     end: Connection,
     parent: int,
     store: str,
-    place: dict[str, str],
+    variables: dict[str, str],
     worker: Worker,
     rank: int,
     num_ranks: int,
@@ -95,7 +95,7 @@ def _run_rank(
     global _parent  # noqa: PLW0603  (one worker per process)
     _parent = end
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
-    os.environ.update(place)
+    os.environ.update(variables)
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
@@ -109,7 +109,9 @@ def _run_rank(
 
 
 def end_with_parent(parent: int) -> None:
-    """A rank whose parent was killed would wait in a collective for ever; it ends instead."""
+    """Ends this process when its parent is gone: a rank without a parent would wait in a collective
+    for ever.
+    """
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
@@ -128,7 +130,7 @@ def _collect(
         if not ready:
             missing = [rank for rank in range(len(ends)) if rank not in results]
             raise RankFailedError(f"ranks {missing} did not finish in time")
-        for rank in (place for place, end in enumerate(ends) if end in ready):
+        for rank in (number for number, end in enumerate(ends) if end in ready):
             kind, payload = _receive(rank, ends[rank], processes[rank])
             if kind == "message":
                 on_message(rank, payload)

@@ -1,4 +1,4 @@
-"""One torchrun per node of an emulated cluster."""
+"""Runs one torchrun per node of an emulated cluster."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cocodiff_compile.lab.local_ranks import RankFailedError
 
 MASTER_PORT = 29500
 _LAST_LINES = 80
-"""torchrun alone says some thirty after a rank has failed."""
+"""The number of output lines kept per node. torchrun prints some thirty after a rank has failed."""
 _END_S = 35.0
-"""torchrun gives its ranks 30 s."""
+"""The time until a torchrun is killed; it gives its ranks 30 s."""
 
 
 def run_on_nodes(
@@ -31,9 +31,9 @@ def run_on_nodes(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """`torchrun ... command` on every node; returns when all are done.
+    """Runs `torchrun ... command` on every node; returns when all are done.
 
-    `on_line(node, line)` gets what they print, in this thread. The first node that fails, or the
+    `on_line(node, line)` receives their output, in this thread. The first node that fails, or the
     timeout, ends all of them and raises RankFailedError with its last lines. They end with this
     process, however it ends.
     """
@@ -124,7 +124,7 @@ def _follow(
 
 
 def _end(agents: Sequence[subprocess.Popen[str]]) -> None:
-    """torchrun ends its ranks when it is asked to; what does not listen is killed."""
+    """Asks every torchrun to end its ranks, and kills those that do not."""
     for agent in agents:
         if agent.poll() is None:
             agent.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""One all-to-all alone: its graph, its phases, and values that name their origin."""
+"""Builds a graph of a single all-to-all, its phases, and values that name their origin."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from cocodiff_compile.topology.machine import Machine
 from cocodiff_compile.topology.phases import Phases
 
 FLAT = "all"
-"""The name of the group over all ranks, where nothing runs and none needs to exist."""
+"""The name of the group over all ranks. The group need not exist as long as nothing runs."""
 MESSAGE = (2, 3)
-"""The shape of what one rank sends to one other."""
+"""The shape of the message from one rank to another."""
 
 
 def exchange_graph(num_ranks: int, message: Sequence[int] = MESSAGE, group: str = FLAT) -> Graph:
-    """A graph that exchanges its input, the messages to all ranks along the first dim."""
+    """Returns a graph that exchanges its input, which holds the messages to all ranks along the
+    first dim.
+    """
     rows, *others = message
     splits = [rows] * num_ranks
 
@@ -38,7 +40,7 @@ def exchange_graph(num_ranks: int, message: Sequence[int] = MESSAGE, group: str 
 
 
 def exchanges_of(graph: Graph) -> list[Exchange]:
-    """Every all-to-all of a graph, as if recognised."""
+    """Returns every all-to-all of a graph, as if recognised."""
     return [
         Exchange(item.start, item.wait, item.source, item.wait, "in", item.group, (), (), 0, 0, 0)
         for item in Exchanges.of(graph).by_start.values()
@@ -46,7 +48,7 @@ def exchanges_of(graph: Graph) -> list[Exchange]:
 
 
 def split_only_exchange(graph: Graph, machine: Machine, phases: Phases) -> Exchange:
-    """Rewrites the only exchange of a graph into phases; the new one."""
+    """Rewrites the only exchange of a graph into phases; returns the new exchange."""
     (exchange,) = exchanges_of(graph)
     (done,) = split_exchanges(graph, [(exchange, machine, phases)]).values()
     graph.lint()
@@ -54,7 +56,7 @@ def split_only_exchange(graph: Graph, machine: Machine, phases: Phases) -> Excha
 
 
 def origins(num_ranks: int, message: Sequence[int] = MESSAGE) -> list[list[Tensor]]:
-    """The input of the graph on every rank: values name the rank and the place they come from."""
+    """Returns the graph's input on every rank, with values that name their rank and position."""
     rows, *others = message
     values = torch.arange(float(num_ranks * torch.Size(message).numel()))
     values = values.reshape(num_ranks * rows, *others)

@@ -1,4 +1,4 @@
-"""Progress of long work, for people who watch."""
+"""Reports the progress of long work."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 Say = Callable[[str], None]
-"""Is told how it goes, a line at a time."""
+"""Receives progress messages, one line each."""
 _MARK = "@ "
-"""What a rank prints for those who watch begins with it."""
+"""The prefix of a progress message in the output of a rank."""
 
 
 def timed_sayer() -> Say:
-    """Prints lines with the seconds since now."""
+    """Returns a function that prints lines with the seconds since now."""
     begin = time.monotonic()
 
     def say(text: str) -> None:
@@ -23,12 +23,12 @@ def timed_sayer() -> Say:
 
 
 def say_from_rank(text: str) -> None:
-    """Prints a line on the first rank, for `pass_on`."""
+    """Prints a progress message on the first rank, for `pass_on`."""
     if os.environ["RANK"] == "0":
         print(f"{_MARK}{text}", flush=True)
 
 
 def pass_on(line: str, say: Say) -> None:
-    """Says what a rank said; what else it printed is not for those who watch."""
+    """Forwards a progress message of a rank to `say`; drops its other output."""
     if line.startswith(_MARK):
         say(line.removeprefix(_MARK))

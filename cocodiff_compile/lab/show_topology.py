@@ -1,4 +1,6 @@
-"""A topology as tables: its axes and links, and which phases the cost model would choose."""
+"""Formats a topology as tables: its axes and links, and the phases that the cost model would
+choose.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SIZES_MB = (0.02, 0.2, 1.0, 6.0, 24.0, 48.0)
 
 
 def find_topology(source: str, num_ranks: int | None) -> Topology:
-    """A preset by name, sized to `num_ranks`, or a file."""
+    """Returns a preset by name, sized to `num_ranks`, or a topology from a file."""
     if source in PRESETS:
         if num_ranks is None:
             raise UserError(f"preset {source!r} fits any number of ranks: say how many")
@@ -32,7 +34,7 @@ def find_topology(source: str, num_ranks: int | None) -> Topology:
 
 
 def format_topology(topology: Topology) -> str:
-    """Axes, what was measured if it was, and plans."""
+    """Returns tables of the axes, of the measurements if there are any, and of the plans."""
     sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
     title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
     if not topology.measured:

@@ -1,4 +1,4 @@
-"""What to call the small models with: seeded tensors, the same on every rank."""
+"""Makes inputs of the small models: seeded tensors, the same on every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATENT_CHANNELS = 16
 
 @dataclass(frozen=True)
 class InputMaker:
-    """Draws seeded tensors on a model's device, in its dtype; the same on every rank."""
+    """Draws seeded tensors on a model's device, in its dtype, the same on every rank."""
 
     image_tokens: int
     text_tokens: int
@@ -44,11 +44,11 @@ class InputMaker:
         return self.randn(self.batch, POOLED_CHANNELS)
 
     def grid(self) -> tuple[int, int]:
-        """Height and width in tokens, as square as the number of tokens allows."""
+        """Returns height and width in tokens, as square as the number of tokens allows."""
         return _grid(self.image_tokens)
 
     def video_grid(self) -> tuple[int, int, int]:
-        """Frames, height and width in tokens."""
+        """Returns frames, height and width in tokens."""
         frames = next(f for f in (3, 2, 1) if self.image_tokens % f == 0)
         height, width = _grid(self.image_tokens // frames)
         return frames, height, width
@@ -58,7 +58,7 @@ class InputMaker:
         return self.randn(self.batch, LATENT_CHANNELS, frames, 2 * height, 2 * width)
 
     def position_ids(self, num_axes: int) -> torch.Tensor:
-        """[image tokens, axes]; the last two axes are row and column."""
+        """Returns position ids [image tokens, axes]; the last two axes are row and column."""
         height, width = self.grid()
         rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         ids = torch.zeros(self.image_tokens, num_axes)
@@ -66,7 +66,9 @@ class InputMaker:
         return ids.to(self.device, self.dtype)
 
     def text_mask(self) -> torch.Tensor:
-        """[batch, text tokens], True for real tokens: each sample has another number of them."""
+        """Returns a mask [batch, text tokens], True for real tokens. Each sample has a different
+        number of them.
+        """
         kept = [
             self.text_tokens - (1 + i) * self.text_tokens // (self.batch + 2)
             for i in range(self.batch)

@@ -1,6 +1,6 @@
-"""Small models of public diffusion-transformer architectures, with random weights.
+"""Builds small models of public diffusion-transformer architectures, with random weights.
 
-Real diffusers classes at a size that runs on CPU in milliseconds: for tests, the demo and
+They are real diffusers classes at a size that runs on CPU in milliseconds, for tests, the demo and
 benchmarks without weights to download. diffusers is imported when a model is built.
 """
 
@@ -26,8 +26,8 @@ from cocodiff_compile.lab.small_model_inputs import (
 
 @dataclass(frozen=True)
 class ModelSize:
-    """`num_layers` counts the blocks of each kind, where an architecture has several; those of the
-    single-stream kind apart, if `num_single_layers` is given.
+    """Holds the size of a model. `num_layers` counts the blocks of each kind where an architecture
+    has several; `num_single_layers`, if given, counts the single-stream blocks.
     """
 
     num_layers: int
@@ -40,7 +40,7 @@ class ModelSize:
         return self.heads * self.head_size
 
     def rope_axes(self, num_axes: int) -> tuple[int, ...]:
-        """Even sizes that sum to the head size; the first axis takes the remainder."""
+        """Returns even sizes that sum to the head size; the first axis takes the remainder."""
         axis = self.head_size // (2 * num_axes) * 2
         return (self.head_size - axis * (num_axes - 1), *[axis] * (num_axes - 1))
 
@@ -52,14 +52,14 @@ class ModelSize:
         }
 
     def two_kinds_config(self) -> dict[str, Any]:
-        """Of an architecture with double-stream and single-stream blocks."""
+        """Returns the config of an architecture with double-stream and single-stream blocks."""
         single = self.num_layers if self.num_single_layers is None else self.num_single_layers
         return {**self.common_config(), "num_single_layers": single}
 
 
 @dataclass(frozen=True)
 class SmallModel:
-    """One architecture: how to build it small, what to call it with, how to denoise with it."""
+    """Describes one architecture: how to build it small, its inputs, and how to denoise with it."""
 
     name: str
     class_name: str
@@ -89,7 +89,9 @@ class SmallModel:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> nn.Module:
-        """The same weights on every rank, whatever the global RNG state, which is kept."""
+        """Returns a model with the same weights on every rank. The global RNG state is neither used
+        nor changed.
+        """
         size = ModelSize(num_layers, heads, head_size, num_single_layers)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -107,7 +109,7 @@ class SmallModel:
         masked: bool = False,
         seed: int = 0,
     ) -> Inputs:
-        """Keyword arguments of `forward`; with `masked`, prompts of unequal length."""
+        """Returns the keyword arguments of `forward`; with `masked`, prompts of unequal length."""
         if masked and not self.has_mask:
             raise ValueError(f"{self.name} takes no mask: leave masked=False.")
         parameter = next(model.parameters())
@@ -123,19 +125,21 @@ class SmallModel:
         return {**self.make_inputs(maker), "return_dict": False}
 
     def num_ulysses_attentions(self, model: nn.Module) -> int:
-        """How many attentions exchange heads, read off the module tree."""
+        """Returns the number of attentions that exchange heads, from the module tree."""
         pattern = re.compile(self.ulysses_attention)
         return sum(pattern.fullmatch(name) is not None for name, _ in model.named_modules())
 
     def latents(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """The latents in `inputs`, as one tensor that a scheduler can step."""
+        """Returns the latents in `inputs` as one tensor that a scheduler can step."""
         value: Any = inputs[self.latent_key]
         return torch.stack(value) if self.latents_are_a_list else value
 
     def denoise_input(
         self, inputs: Mapping[str, Any], latents: torch.Tensor, timestep: torch.Tensor
     ) -> Inputs:
-        """`inputs` at another point of the denoising; `timestep` is a scheduler's, 0 to 1000."""
+        """Returns `inputs` at another point of the denoising; `timestep` is a scheduler's, 0 to
+        1000.
+        """
         time = inputs[self.timestep_key]
         return {
             **inputs,
@@ -144,13 +148,15 @@ class SmallModel:
         }
 
     def sample(self, output: Any) -> torch.Tensor:
-        """The prediction in what `forward` returned, of the shape of the latents."""
+        """Returns the prediction in the result of `forward`, in the shape of the latents."""
         value: Any = output[0]
         return torch.stack(value) if self.latents_are_a_list else value
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Buffers (RoPE tables) keep their precision; `Module.to` also fails on fake tensors."""
+    """Casts parameters only. Buffers (RoPE tables) keep their precision; `Module.to` also fails on
+    fake tensors.
+    """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.dtype != dtype:

@@ -1,8 +1,8 @@
-"""This rank's process groups along the axes of the machine under a Ulysses group.
+"""Makes this rank's process groups along the axes of the machine under a Ulysses group.
 
 Groups are made while a graph is compiled, before any pass, in the same order on every rank, and
-only by their own members, so that Ulysses may run on a part of the world. A group that exists is
-used again, whoever asks for it; all of them go with the world.
+only by their own members, so that Ulysses may run on a part of the world. An existing group is
+reused, and all groups end with the world.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _made: PerWorld[dict[tuple[int, ...], Any]] = PerWorld(dict)
 
 
 def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
-    """The machine under the Ulysses group of `ranks`. All of them call this at the same time."""
+    """Returns the machine under the Ulysses group of `ranks`. All of them must call this at the
+    same time.
+    """
     groups = make_groups(ranks, topology, axis_sets(topology)[1:])
     return Machine(topology, {axes: group.group_name for axes, group in groups.items()})
 
@@ -30,18 +32,20 @@ def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
 def make_groups(
     ranks: tuple[int, ...], topology: Topology, wanted: Sequence[tuple[str, ...]]
 ) -> dict[tuple[str, ...], Any]:
-    """This rank's process group for every wanted set of axes."""
+    """Returns this rank's process group for every wanted set of axes."""
     topology.for_ranks(len(ranks))
-    place = ranks.index(dist.get_rank())
+    own = ranks.index(dist.get_rank())
     return {
-        axes: _group_of(tuple(ranks[other] for other in topology.ranks_along(place, axes)))
+        axes: _group_of(tuple(ranks[other] for other in topology.ranks_along(own, axes)))
         for axes in wanted
     }
 
 
 def forget_groups() -> None:
-    """Makes new groups from now on: a collective that timed out leaves its group unusable."""
-    _made.forget()
+    """Makes later calls create new groups: a collective that timed out leaves its group
+    unusable.
+    """
+    _made.clear()
 
 
 def _group_of(members: tuple[int, ...]) -> Any:

@@ -1,17 +1,18 @@
-"""`auto`, second half: what phases take on the live group, measured within a time budget.
+"""Measures how long phases take on the live group, the second half of `auto`, within a time budget.
 
-All sub-groups of a set of axes exchange at once, as they do in a real phase, and take turns with
+All sub-groups of a set of axes exchange at once, as they do in a real phase, and alternate with
 those of the other axes, as in an exchange of two phases; the flat exchange is measured by itself.
-Sizes are tried from small to large as long as the budget allows; those at which phases come near
-the flat exchange are measured again in turns, and each gets about the same time. A reading is the
-mean over all ranks: a rank that comes late into an exchange, because it was held up in the one
-before, is short in it, and the mean over both is what they took together; a maximum would count the
-wait twice. The time used so far is agreed on like the readings: every rank decides from the same
-numbers when to stop, and has the same result.
+Sizes are tried from small to large as long as the budget allows. Sizes at which phases come near
+the flat exchange are measured again, interleaved, and each gets about the same time. A reading is
+the mean over all ranks: a rank that comes late into an exchange, because it was delayed in the one
+before, spends less time in it, and the mean over both is what they took together; a maximum would
+count the wait twice. The time used so far is agreed on like the readings: every rank decides from
+the same numbers when to stop, and has the same result.
 
-What can fail on one rank alone (memory) is agreed on before anyone exchanges. A rank that drops out
-later leaves the others waiting; they give up after `PATIENCE_S` and go without a measurement. gloo
-then closes the connections of that group, so that a later exchange fails instead of hanging.
+An allocation, which can fail on one rank only, is agreed on before anyone exchanges. A rank that
+fails later leaves the others waiting; they give up after `COLLECTIVE_TIMEOUT_S` and continue
+without a measurement. gloo then closes the connections of that group, so that a later exchange
+fails instead of hanging.
 """
 
 from __future__ import annotations
@@ -34,30 +35,32 @@ from cocodiff_compile.topology.phases import all_phases
 
 STEP = 5
 SIZES_BYTES = tuple(20e3 * STEP**number for number in range(6))
-"""Per rank: 20 kB to 62.5 MB."""
+"""The sizes per rank: 20 kB to 62.5 MB."""
 
-PATIENCE_S = 20.0
+COLLECTIVE_TIMEOUT_S = 20.0
 FIRST_READINGS = 0.4
-"""Share of the budget for the first reading of each size; the rest goes into more readings."""
+"""The share of the budget for the first reading of each size; the rest is for further readings."""
 GRACE = 5
 """How many times its share the first reading of the two smallest sizes may take."""
 MIN_READINGS, MAX_READINGS = 3, 20
-"""A size that was read less often is left out if others were: one reading on a busy machine says
+"""A size with fewer readings is dropped if others have more: one reading on a busy machine says
 little.
 """
-LOST = 1.35
-"""Phases that took so many times the flat exchange need no second reading."""
-TOGETHER = 0.5
-"""Share of the budget, beside it, for exchanges that are under way together."""
-TOGETHER_READINGS = 5
+CLEARLY_SLOWER = 1.35
+"""Phases that take this many times as long as the flat exchange need no second reading."""
+CONCURRENT_SHARE = 0.5
+"""The share of the budget, in addition to it, for concurrent exchanges."""
+CONCURRENT_READINGS = 5
 MIN_REPEATS = 3
 BURST_S = 0.02
-"""A reading repeats each exchange as often as this allows: what went before has less weight."""
+"""A reading repeats each exchange as often as fits into this time, so that earlier traffic has less
+weight.
+"""
 
 
 @dataclass(frozen=True)
 class Probed:
-    """A topology with what was measured, and why something is missing, if it is."""
+    """Holds a topology with its measurements, and the reason if they are missing."""
 
     topology: Topology
     reason: str | None = None
@@ -68,19 +71,21 @@ def probe(
     topology: Topology,
     device: torch.device,
     budget_s: float = 2.0,
-    patience_s: float = PATIENCE_S,
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
 ) -> Probed:
     """Measures every set of axes that has a group, and the copies between phases.
 
-    Called by all ranks of the group over all axes, which must be among the groups. Waits for the
-    last of them to come, then takes `budget_s` at most, unless a rank drops out. Never raises for
-    what a backend or a device refuses: that is the `reason`, and nothing is measured.
+    All ranks of the group over all axes, which must be among the groups, call this. It waits for
+    the last of them, then takes `budget_s` at most, unless a rank fails. It never raises for what a
+    transport or a device refuses: that is the `reason`, and nothing is measured.
     """
     try:
-        bench = _Bench(group_for_axes, topology, device, timedelta(seconds=patience_s))
+        bench = _Bench(group_for_axes, topology, device, timedelta(seconds=collective_timeout_s))
         readings = _first_readings(bench, FIRST_READINGS * budget_s)
         open_sizes = [
-            size for size in readings if not _is_lost(topology, bench.axes, readings[size][0])
+            size
+            for size in readings
+            if not _phases_are_slower(topology, bench.axes, readings[size][0])
         ]
         _more_readings(bench, {size: readings[size] for size in open_sizes}, budget_s)
     except (RuntimeError, ValueError) as error:
@@ -96,10 +101,10 @@ def probe(
     # Few readings say more than none.
     alone = _curves(bench.axes, often if len(often) >= 2 else readings)
     try:
-        together = _together(bench, alone, budget_s)
+        concurrent = _concurrent_readings(bench, alone, budget_s)
     except (RuntimeError, ValueError) as error:
         return Probed(topology, f"the probe failed, nothing was measured: {error}")
-    return Probed(replace(topology, measured=(*alone, *together)))
+    return Probed(replace(topology, measured=(*alone, *concurrent)))
 
 
 _Readings: TypeAlias = "dict[float, list[list[float]]]"
@@ -107,7 +112,9 @@ _Readings: TypeAlias = "dict[float, list[list[float]]]"
 
 
 def _first_readings(bench: _Bench, budget_s: float) -> _Readings:
-    """One reading per size, while the next one should fit; for two sizes it may take longer."""
+    """Reads each size once, while the next one should fit into the budget; the first two sizes may
+    take longer.
+    """
     readings: _Readings = {}
     bench.read(SIZES_BYTES[0], repeats=1)  # not counted: connections and memory are new
     last_s = before_last_s = 0.0
@@ -122,9 +129,8 @@ def _first_readings(bench: _Bench, budget_s: float) -> _Readings:
 
 
 def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
-    """Until the budget is used up, always of the size that had the least time so far and fits.
-
-    Adds to the readings that are given.
+    """Adds readings until the budget is used up, always of the size that had the least time so far
+    and fits.
     """
     repeats = {
         size: max(MIN_REPEATS, round(BURST_S / max(first))) for size, (first,) in readings.items()
@@ -142,19 +148,22 @@ def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
         spent[size] += cost[size]
 
 
-def _is_lost(topology: Topology, axes: Sequence[tuple[str, ...]], reading: Sequence[float]) -> bool:
-    """Whether no phases come near the flat exchange: one reading is enough to say so."""
+def _phases_are_slower(
+    topology: Topology, axes: Sequence[tuple[str, ...]], reading: Sequence[float]
+) -> bool:
+    """Returns whether no phases come near the flat exchange, for which one reading is enough."""
     times = dict(zip(axes, reading, strict=True))
     phased = (
         (len(phases) - 1) * times[()] + sum(times[phase] for phase in phases)
         for phases in all_phases(topology)[1:]
         if all(phase in times for phase in phases)
     )
-    return min(phased, default=0.0) > LOST * reading[-1]
+    return min(phased, default=0.0) > CLEARLY_SLOWER * reading[-1]
 
 
 def _curves(axes: Sequence[tuple[str, ...]], readings: _Readings) -> tuple[MeasuredPhase, ...]:
-    """Medians: of the flat exchange, the last in `axes`, and of each phase's part of the flat one.
+    """Returns the medians of the flat exchange, the last in `axes`, and of each phase relative to
+    it.
 
     Load of others slows down a whole reading, so that phases are compared with the flat exchange of
     the same reading.
@@ -172,20 +181,20 @@ def _curves(axes: Sequence[tuple[str, ...]], readings: _Readings) -> tuple[Measu
     )
 
 
-def _together(
+def _concurrent_readings(
     bench: _Bench, alone: Sequence[MeasuredPhase], budget_s: float
 ) -> list[MeasuredPhase]:
-    """Several exchanges at once, at the sizes that were measured alone, while the time allows. The
-    least counts: it says what the links can carry, and all else only adds to it.
+    """Measures several concurrent exchanges, at the sizes measured before, while the time allows.
+    The minimum counts: it shows what the links can carry, and everything else only adds to it.
     """
     sizes = [size for size, _ in alone[-1].points]
     readings: dict[float, list[float]] = {}
     expected_s = [IN_FLIGHT * sum(phase.seconds(size) for phase in alone) for size in sizes]
-    until_s = bench.used_s + TOGETHER * budget_s
+    until_s = bench.used_s + CONCURRENT_SHARE * budget_s
     for size, seconds in zip(sizes, expected_s, strict=True):
-        if bench.used_s + TOGETHER_READINGS * seconds > until_s and len(readings) >= 2:
+        if bench.used_s + CONCURRENT_READINGS * seconds > until_s and len(readings) >= 2:
             break
-        all_ = [bench.read_together(size) for _ in range(TOGETHER_READINGS)]
+        all_ = [bench.read_concurrent(size) for _ in range(CONCURRENT_READINGS)]
         readings[size] = [min(times) for times in zip(*all_, strict=True)]
     return [
         MeasuredPhase(axes, tuple(zip(readings, not_falling(seconds), strict=True)), IN_FLIGHT)
@@ -194,40 +203,46 @@ def _together(
 
 
 class _Bench:
-    """The live groups, in an order that is the same on all ranks, and the time used so far."""
+    """Holds the live groups, in an order that is the same on all ranks, and the time used so
+    far.
+    """
 
     def __init__(
         self,
         groups: Mapping[tuple[str, ...], dist.ProcessGroup],
         topology: Topology,
         device: torch.device,
-        patience: timedelta,
+        timeout: timedelta,
     ) -> None:
         self.axes = [(), *sorted(groups, key=lambda axes: (len(axes), axes))]
         self._groups = [None, *(groups[axes] for axes in self.axes[1:])]
-        self._turns = _turns(self.axes, topology.axis_names)
+        self._sequences = _sequences(self.axes, topology.axis_names)
         self._whole = groups[topology.axis_names]
         self._num_ranks = topology.num_ranks
-        self._device, self._patience = device, patience
+        self._device, self._timeout = device, timeout
         self._buffers: dict[float, Tensor] = {}
         self._agree([0.0], dist.AllreduceOptions().timeout)
         self._started = time.monotonic()
         self.used_s = 0.0
 
     def read(self, size_bytes: float, repeats: int) -> list[float]:
-        """Seconds of one exchange along each of `axes`; the same numbers on every rank."""
+        """Returns the seconds of one exchange along each of `axes`, the same numbers on every
+        rank.
+        """
         buffer = self._buffer(size_bytes)
         times: list[list[float]] = [[] for _ in self._groups]
-        for turn in self._turns:
+        for sequence in self._sequences:
             for _ in range(repeats):
-                for place in turn:
-                    times[place].append(self._time(self._groups[place], buffer))
+                for index in sequence:
+                    times[index].append(self._time(self._groups[index], buffer))
         used_s = time.monotonic() - self._started
-        *agreed, self.used_s = self._agree([*map(fmean, times), used_s], self._patience)
+        *agreed, self.used_s = self._agree([*map(fmean, times), used_s], self._timeout)
         return agreed
 
-    def read_together(self, size_bytes: float) -> list[float]:
-        """Seconds of one of several exchanges at once, along each of `axes` but none."""
+    def read_concurrent(self, size_bytes: float) -> list[float]:
+        """Returns the seconds of one of several concurrent exchanges along each of `axes`, without
+        the copies.
+        """
         buffer = self._buffer(size_bytes)
         times = []
         for group in self._groups[1:]:
@@ -239,11 +254,11 @@ class _Bench:
             torch.get_device_module(self._device).synchronize()
             times.append((time.monotonic() - begin) / IN_FLIGHT)
         used_s = time.monotonic() - self._started
-        *agreed, self.used_s = self._agree([*times, used_s], self._patience)
+        *agreed, self.used_s = self._agree([*times, used_s], self._timeout)
         return agreed
 
     def _buffer(self, size_bytes: float) -> Tensor:
-        """Numbers that divide among all ranks. All ranks have it, or all raise."""
+        """Returns a buffer that divides among all ranks. Either all ranks get it, or all raise."""
         if size_bytes not in self._buffers:
             count = max(1, round(size_bytes / 4 / self._num_ranks))
             failed = 0.0
@@ -251,8 +266,8 @@ class _Bench:
                 self._buffers[size_bytes] = torch.ones(count * self._num_ranks, device=self._device)
             except RuntimeError:
                 failed = 1.0
-            if self._agree([failed], self._patience) != [0.0]:
-                raise RuntimeError(f"a rank has no {size_bytes / 1e6:g} MB to exchange")
+            if self._agree([failed], self._timeout) != [0.0]:
+                raise RuntimeError(f"a rank cannot allocate {size_bytes / 1e6:g} MB to exchange")
         return self._buffers[size_bytes]
 
     def _time(self, group: dist.ProcessGroup | None, buffer: Tensor) -> float:
@@ -268,37 +283,41 @@ class _Bench:
         self._start(group, buffer)[0].wait()
 
     def _start(self, group: dist.ProcessGroup, buffer: Tensor) -> tuple[dist.Work, Tensor]:
-        """Into new memory, as a compiled graph does."""
+        """Starts an exchange into new memory, as a compiled graph does."""
         options = dist.AllToAllOptions()
-        options.timeout = self._patience
+        options.timeout = self._timeout
         received = torch.empty_like(buffer)
         return group.alltoall_base(received, buffer, [], [], options), received
 
-    def _agree(self, seconds: list[float], patience: timedelta) -> list[float]:
-        """The mean over all ranks; summed as whole nanoseconds, which no order of sums changes."""
+    def _agree(self, seconds: list[float], timeout: timedelta) -> list[float]:
+        """Returns the mean over all ranks. It sums whole nanoseconds, whose sum does not depend on
+        the order.
+        """
         values = torch.tensor([round(s * 1e9) for s in seconds], device=self._device)
         options = dist.AllreduceOptions()
-        options.timeout = patience  # what is reduced with is a sum unless set
+        options.timeout = timeout  # what is reduced with is a sum unless set
         self._whole.allreduce([values], options).wait()
         return [total / self._num_ranks / 1e9 for total in values.tolist()]
 
 
-def _turns(parts: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[list[int]]:
-    """Places in `parts` that take turns: copies, some axes, the other axes; all axes alone."""
-    turns = []
-    for place, axes in enumerate(parts):
+def _sequences(parts: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[list[int]]:
+    """Returns the indices in `parts` that are measured alternately: copies, some axes, the other
+    axes; all axes by themselves.
+    """
+    sequences = []
+    for index, axes in enumerate(parts):
         rest = tuple(name for name in names if name not in axes)
         other = parts.index(rest) if rest in parts else 0
         if axes and not rest:
-            turns.append([place] if len(names) > 1 else [0, place])
-        elif axes and not 0 < other < place:
-            turns.append([0, place, other] if other else [0, place])
-    return turns
+            sequences.append([index] if len(names) > 1 else [0, index])
+        elif axes and not 0 < other < index:
+            sequences.append([0, index, other] if other else [0, index])
+    return sequences
 
 
 def _copy_twice(buffer: Tensor, num_ranks: int) -> None:
-    """Rows into columns and back, as between two phases."""
+    """Transposes rows and columns and back, as between two phases."""
     rows = near_square_factor(num_ranks)
     columns = num_ranks // rows
-    turned = buffer.view(rows, columns, -1).transpose(0, 1).contiguous()
-    turned.transpose(0, 1).contiguous()
+    transposed = buffer.view(rows, columns, -1).transpose(0, 1).contiguous()
+    transposed.transpose(0, 1).contiguous()

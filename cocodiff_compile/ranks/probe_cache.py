@@ -1,9 +1,8 @@
-"""What a probe measured, kept on disk per shape of cluster, for the next start.
+"""Caches the measurements of a probe on disk, per shape of cluster.
 
-One JSON file per key below `$XDG_CACHE_HOME/cocodiff` (or `~/.cache/cocodiff`), in the format of
-topology files. A file that cannot be read, or that holds another machine, is as good as none; a
-folder that cannot be written is said once and goes without. Only the first rank of a group reads or
-writes.
+There is one JSON file per key below `$XDG_CACHE_HOME/cocodiff` (or `~/.cache/cocodiff`), in the
+format of topology files. A file that cannot be read, or that describes another machine, is ignored;
+a folder that cannot be written is logged once. Only the first rank of a group reads or writes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 import torch
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.ranks.detect import RankPlace
+from cocodiff_compile.ranks.detect import RankLocation
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology, topology_data
@@ -28,27 +27,29 @@ from cocodiff_compile.topology.files import load_topology, topology_data
 logger = logging.getLogger(__name__)
 
 SCHEMA = 2
-"""Raised when the probe measures something else than before."""
+"""Is incremented when the probe measures something else than before."""
 
 PROBE_VARIABLE = "COCODIFF_PROBE"
 
 
 def probe_wanted() -> bool:
-    """False with `COCODIFF_PROBE=0`: neither measured nor read from the cache."""
+    """Returns False with `COCODIFF_PROBE=0`: the probe neither measures nor reads the cache."""
     value = os.environ.get(PROBE_VARIABLE, "1")
     if value not in ("0", "1"):
         raise UserError(f"{PROBE_VARIABLE} is {value!r}; allowed: 0 (no probe), 1 (the default)")
     return value == "1"
 
 
-def cache_key(topology: Topology, places: Sequence[RankPlace], backend: str) -> str:
-    """The same for clusters of the same shape, whatever their hosts are called."""
-    hosts = list(dict.fromkeys(place.host for place in places))
+def cache_key(topology: Topology, locations: Sequence[RankLocation], backend: str) -> str:
+    """Returns a key that is the same for clusters of the same shape, whatever the names of their
+    hosts.
+    """
+    hosts = list(dict.fromkeys(location.host for location in locations))
     shape = {
         "schema": SCHEMA,
         "machine": topology_data(replace(topology, measured=())),
-        "hosts": [hosts.index(place.host) for place in places],
-        "devices": [[place.device_type, place.device_name] for place in places],
+        "hosts": [hosts.index(location.host) for location in locations],
+        "devices": [[location.device_type, location.device_name] for location in locations],
         "backend": backend,
         "torch": str(torch.__version__),
         "cpus": os.cpu_count(),
@@ -57,19 +58,19 @@ def cache_key(topology: Topology, places: Sequence[RankPlace], backend: str) -> 
 
 
 def load(key: str, machine: Topology) -> Topology | None:
-    """What was saved under `key` for `machine`; None if nothing was, or if the file is no topology,
-    has no measurements, or is of another machine.
+    """Returns the topology saved under `key` for `machine`. Returns None if there is none, or if
+    the file is no topology, has no measurements, or describes another machine.
     """
     try:
-        found = load_topology(file_of(key))
+        cached = load_topology(file_of(key))
     except (RuntimeError, ValueError):  # RuntimeError: no home folder
         return None
-    is_of_machine = replace(found, measured=()) == replace(machine, measured=())
-    return found if found.measured and is_of_machine else None
+    is_of_machine = replace(cached, measured=()) == replace(machine, measured=())
+    return cached if cached.measured and is_of_machine else None
 
 
 def save(key: str, topology: Topology) -> None:
-    """Writes or replaces the file at once, so that no reader sees half of it."""
+    """Writes or replaces the file atomically, so that no reader sees half of it."""
     try:
         path = file_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,11 +79,11 @@ def save(key: str, topology: Topology) -> None:
             json.dump(topology_data(topology), file)
         Path(temporary).replace(path)
     except (OSError, RuntimeError) as error:
-        say_once(logger, logging.WARNING, f"the probe's result cannot be kept: {error}")
+        say_once(logger, logging.WARNING, f"the probe's result cannot be saved: {error}")
 
 
-def place_of(key: str) -> str:
-    """The file of a key, for a sentence."""
+def describe_file(key: str) -> str:
+    """Returns the file of a key, for a message."""
     try:
         return str(file_of(key))
     except RuntimeError as error:
@@ -90,7 +91,9 @@ def place_of(key: str) -> str:
 
 
 def file_of(key: str) -> Path:
-    """A `RuntimeError` where neither a cache nor a home folder is known."""
+    """Returns the path of a key. Raises RuntimeError if neither a cache nor a home folder is
+    known.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = Path(base) if base else Path.home() / ".cache"
     return folder / "cocodiff" / f"probe-{key}.json"

@@ -1,1 +1,1 @@
-"""The machine: ranks on ordered axes (tile, GPU, node ...), and the links along them."""
+"""Describes the machine: ranks on ordered axes (tile, GPU, node ...), and the links along them."""

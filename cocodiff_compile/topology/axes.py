@@ -1,4 +1,4 @@
-"""A topology as ordered axes, innermost first, and where each rank stands on them.
+"""Describes a topology as ordered axes, innermost first, and the coordinates of each rank on them.
 
 Rank numbers count the innermost axis fastest, as launchers do: on Aurora (2 tiles x 6 GPUs x nodes)
 ranks 0 and 1 are the tiles of the first GPU, ranks 0 to 11 its node.
@@ -16,28 +16,30 @@ from cocodiff_compile.topology.measured_phase import MeasuredPhase
 
 MAX_RANKS = 1 << 20
 MAX_AXES = 6
-"""Plans are tried one by one, and there are about 3 to the power of the axes."""
+"""Plans are tried one by one, and their number is about 3 to the power of the axes."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One class of links. Speeds are those that one rank sees while the others rest."""
+    """A link class, with the speeds that one rank sees while the others are idle."""
 
     name: str
     bytes_per_s: float
     both_ways_bytes_per_s: float
     latency_s: float
     ranks_per_link: float = 1
-    """Ranks that share one link of this class when all of them talk at once, as on a NIC."""
+    """The ranks that share one link of this class when all of them communicate at once, as on a
+    NIC.
+    """
     unaligned_from_bytes: float | None = None
-    """Above this size per rank, traffic of neighbours to different partners slows this link down
-    by 1 + log2(size / this); None: it does not.
+    """The size per rank above which traffic of neighbours to different partners slows this link
+    down by 1 + log2(size / this); None: it does not.
     """
 
 
 @dataclass(frozen=True)
 class Axis:
-    """`size` neighbours along one level of the machine, joined by `link`."""
+    """An axis is one level of the machine with `size` neighbours, joined by `link`."""
 
     name: str
     size: int
@@ -46,20 +48,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class Topology:
-    """A machine whose ranks fill the product of its axes; `axes[0]` is the innermost."""
+    """A topology is a machine whose ranks fill the product of its axes; `axes[0]` is the
+    innermost.
+    """
 
     name: str
     axes: tuple[Axis, ...]
     copy_bytes_per_s: float
     """How fast one rank packs or unpacks a buffer in its own memory."""
     measured: tuple[MeasuredPhase, ...] = ()
-    """What was measured on the live machine; stands in for the links where it is there."""
+    """Measurements of the live machine, which replace the links' figures where they exist."""
 
     def __post_init__(self) -> None:
         if len(self.axes) > MAX_AXES:
             raise UserError(
-                f"topology {self.name!r} has {len(self.axes)} axes; allowed: {MAX_AXES}; make one "
-                "axis of those that are joined alike"
+                f"topology {self.name!r} has {len(self.axes)} axes; allowed: {MAX_AXES}; merge "
+                "axes that have the same link"
             )
         if self.num_ranks > MAX_RANKS:
             raise UserError(f"topology {self.name!r} has more than {MAX_RANKS} ranks")
@@ -73,7 +77,7 @@ class Topology:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Innermost first."""
+        """The names of the axes, innermost first."""
         return tuple(axis.name for axis in self.axes)
 
     def axis(self, name: str) -> Axis:
@@ -86,7 +90,9 @@ class Topology:
     def measured_along(
         self, names: Iterable[str], size_bytes: float, in_flight: int = 1, any_size: bool = False
     ) -> MeasuredPhase | None:
-        """What was measured along exactly these axes, if it covers the size or any will do."""
+        """Returns the measurement along exactly these axes, if it covers the size or `any_size` is
+        set.
+        """
         wanted = set(names)
         return next(
             (
@@ -100,34 +106,34 @@ class Topology:
         )
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """The place of a rank on each axis, innermost first."""
+        """Returns the coordinate of a rank on each axis, innermost first."""
         self._refuse_unknown_rank(rank)
-        places = []
+        coordinates = []
         for axis in self.axes:
-            rank, place = divmod(rank, axis.size)
-            places.append(place)
-        return tuple(places)
+            rank, coordinate = divmod(rank, axis.size)
+            coordinates.append(coordinate)
+        return tuple(coordinates)
 
     def rank_at(self, coordinates: Iterable[int]) -> int:
-        """The rank at a place on each axis, innermost first."""
+        """Returns the rank at these coordinates, innermost first."""
         rank, stride = 0, 1
-        for axis, place in zip(self.axes, coordinates, strict=True):
-            rank += place * stride
+        for axis, coordinate in zip(self.axes, coordinates, strict=True):
+            rank += coordinate * stride
             stride *= axis.size
         return rank
 
     def ranks_along(self, rank: int, names: Iterable[str]) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on the named axes at most, in rank order."""
+        """Returns the ranks that differ from `rank` at most on the named axes, in rank order."""
         wanted = {self.axis(name).name for name in names}
         mine = self.coordinates(rank)
-        places = [
-            range(axis.size) if axis.name in wanted else (place,)
-            for axis, place in zip(self.axes, mine, strict=True)
+        ranges = [
+            range(axis.size) if axis.name in wanted else (coordinate,)
+            for axis, coordinate in zip(self.axes, mine, strict=True)
         ]
-        return tuple(sorted(map(self.rank_at, itertools.product(*places))))
+        return tuple(sorted(map(self.rank_at, itertools.product(*ranges))))
 
     def for_ranks(self, num_ranks: int) -> Topology:
-        """This machine, if it has exactly `num_ranks`; else an error that says what would fit."""
+        """Returns this topology if it has exactly `num_ranks`. Raises UserError otherwise."""
         if num_ranks != self.num_ranks:
             sizes = " x ".join(f"{axis.size} {axis.name}" for axis in self.axes)
             raise UserError(

@@ -1,4 +1,4 @@
-"""A topology as a picture: boxes of ranks inside each other, and the links that join them.
+"""Draws a topology: nested boxes of ranks, and the links that join them.
 
     ┌ node 0 ───────────────────┐
     │ ┌ gpu 0 ┐  ┌ gpu 1 ┐      │   ranks: squares; NICs, where ranks share them: dots
@@ -6,7 +6,7 @@
     │ └───────┘  └───────┘      │   the faster the thicker
     └───────────────────────────┘
 
-Plain geometry first (`_lay_out`, tested without matplotlib's help), then patches.
+The layout is plain geometry (`_lay_out`), which tests check without matplotlib.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ SUFFIXES = (".png", ".svg")
 COLOURS = ("#1b8a7a", "#d98e04", "#c8404f", "#5b5fc7", "#6b7280")
 INK, RANK_FILL = "#1f2937", "#ffffff"
 LANDSCAPE = 1.7
-"""Width to height that the arrangement of boxes aims at."""
+"""The ratio of width to height that the arrangement of boxes aims at."""
 MIN_WIDTH = 20.0
 MAX_DRAWN_RANKS = 4096
 GAP, HEADER, BAR = 0.45, 0.75, 0.8
-"""In widths of a rank's square: around boxes, for their names, for the bar below a row."""
+"""Sizes in widths of a rank's square: around boxes, for their names, for the bar below a row."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A box (or, without an axis, one rank) with its lower left corner and its parts."""
+    """Holds the geometry of a box (or, without an axis, of one rank): its lower left corner, its
+    size and its parts.
+    """
 
     x: float
     y: float
@@ -50,7 +52,7 @@ class Placed:
     rows: tuple[tuple[Placed, ...], ...] = ()
 
     def every(self) -> Iterator[Placed]:
-        """This and everything inside, outer boxes first."""
+        """Yields this and everything inside, outer boxes first."""
         yield self
         for row in self.rows:
             for part in row:
@@ -58,7 +60,7 @@ class Placed:
 
 
 def draw_topology(topology: Topology, path: Path) -> None:
-    """Writes the picture; the suffix of `path` says in which format."""
+    """Writes the picture; the suffix of `path` determines the format."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"cannot draw to {path}; allowed: a name that ends in .png or .svg")
     if topology.num_ranks > MAX_DRAWN_RANKS:
@@ -90,17 +92,19 @@ def draw_topology(topology: Topology, path: Path) -> None:
 
 
 def _lay_out(topology: Topology) -> Placed:
-    """The whole machine, its lower left corner at (0, 0)."""
-    return _place(topology, len(topology.axes), 0, 0.0, 0.0)
+    """Returns the whole machine, its lower left corner at (0, 0)."""
+    return _lay_out_box(topology, len(topology.axes), 0, 0.0, 0.0)
 
 
-def _place(topology: Topology, level: int, first_rank: int, x: float, y: float) -> Placed:
-    """The box of `level` axes whose lowest rank is `first_rank`; of no axes, that rank."""
+def _lay_out_box(topology: Topology, level: int, first_rank: int, x: float, y: float) -> Placed:
+    """Returns the box of `level` axes whose lowest rank is `first_rank`; with no axes, that
+    rank.
+    """
     if level == 0:
         return Placed(x, y, 1.0, 1.0, str(first_rank))
     axis = topology.axes[level - 1]
     stride = math.prod(inner.size for inner in topology.axes[: level - 1])
-    part = _place(topology, level - 1, 0, 0, 0)
+    part = _lay_out_box(topology, level - 1, 0, 0, 0)
     columns = _columns(axis.size, part, level)
     count = math.ceil(axis.size / columns)
     left = GAP + (BAR if count > 1 else 0)
@@ -112,21 +116,23 @@ def _place(topology: Topology, level: int, first_rank: int, x: float, y: float) 
         below = y + height - HEADER - (row + 1) * step_y + BAR + GAP
         rows.append(
             tuple(
-                _place(
+                _lay_out_box(
                     topology,
                     level - 1,
-                    first_rank + place * stride,
+                    first_rank + index * stride,
                     x + left + number * step_x,
                     below,
                 )
-                for number, place in enumerate(places)
+                for number, index in enumerate(places)
             )
         )
     return Placed(x, y, width, height, _label(topology, level, first_rank), axis, tuple(rows))
 
 
 def _columns(size: int, part: Placed, level: int) -> int:
-    """As many per row as come nearest to the wanted shape; up to 6 ranks stay in one row."""
+    """Returns the number of parts per row that comes nearest to the wanted shape; up to 6 ranks
+    stay in one row.
+    """
     if level == 1 and size <= 6:
         return size
 
@@ -139,7 +145,9 @@ def _columns(size: int, part: Placed, level: int) -> int:
 
 
 def _label(topology: Topology, level: int, first_rank: int) -> str:
-    """A box is one place on the next axis out: the second node of two is `node 1`."""
+    """Returns the name of a box, which is one position on the next outer axis: the second of two
+    nodes is `node 1`.
+    """
     if level == len(topology.axes):
         return ""
     return f"{topology.axes[level].name} {topology.coordinates(first_rank)[level]}"
@@ -161,7 +169,9 @@ def _draw_machine(axes: Axes, topology: Topology, machine: Placed, point: float)
 
 
 def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -> None:
-    """A bar below each row of parts, stubs (through NICs) up to them, a trunk that joins rows."""
+    """Draws a bar below each row of parts, stubs (through NICs) up to them, and a trunk that joins
+    rows.
+    """
     assert box.axis is not None
     line: dict[str, Any] = {"color": colour, "linewidth": _thickness(box.axis.link) * point / 30}
     trunk = box.x + GAP
@@ -182,17 +192,19 @@ def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -
 
 def _stubs(part: Placed, nics: int) -> list[float]:
     count = nics if part.axis is not None else 1
-    return [part.x + part.width * (place + 1) / (count + 1) for place in range(count)]
+    return [part.x + part.width * (index + 1) / (count + 1) for index in range(count)]
 
 
 def _nics_per_part(topology: Topology) -> dict[str, int]:
-    """How many links of an axis leave each of the boxes it joins: its NICs, or one per rank."""
+    """Returns how many links of an axis leave each of the boxes it joins: its NICs, or one per
+    rank.
+    """
     graph = rank_graph(topology)
-    found = {}
+    counts = {}
     for axis in topology.axes:
         switch = next(node for node, its in graph.nodes.items() if its.get("axis") == axis.name)
-        found[axis.name] = nx.degree(graph, switch) // axis.size
-    return found
+        counts[axis.name] = nx.degree(graph, switch) // axis.size
+    return counts
 
 
 def _draw_words(
@@ -216,7 +228,7 @@ def _draw_words(
 
 
 def _measured(topology: Topology) -> str:
-    """The largest size that was measured: along each axis, and flat."""
+    """Returns the times at the largest measured size, along each axis and flat."""
     size = topology.measured[0].points[-1][0]
     shown: dict[tuple[str, ...], str] = {(name,): name for name in topology.axis_names}
     shown[topology.axis_names] = "flat"
@@ -244,7 +256,7 @@ def _speed(bytes_per_s: float) -> str:
 
 
 def _thickness(link: Link) -> float:
-    """In points at the usual scale: 1 GB/s 1.5, each factor of ten one more."""
+    """Returns a width in points: 1.5 at 1 GB/s, and one more for each factor of ten."""
     return min(5.0, max(1.0, 1.5 + math.log10(link.bytes_per_s / 1e9)))
 
 
@@ -271,7 +283,7 @@ def _draw_box(axes: Axes, box: Placed, edge: str, fill: str, linewidth: float) -
 
 
 def _fitting(text: str, size: float, room: float) -> float:
-    """A height of letters, `size` at most, at which `text` is no wider than `room`."""
+    """Returns a letter height, `size` at most, at which `text` is no wider than `room`."""
     letter = 0.68  # width to height of a bold one, on average
     return min(size, room / (letter * max(1, len(text))))
 

@@ -1,4 +1,4 @@
-"""A topology from a JSON or YAML file, checked field by field, and back to plain data.
+"""Reads a topology from a JSON or YAML file, checks it field by field, and converts it back.
 
     name: two-nodes
     copy_bytes_per_s: 1.0e+10
@@ -9,22 +9,22 @@
       - {name: tile, size: 2, link: pcie}
       - {name: node, size: 2, link: ethernet}
 
-Instead of `axes` the machine can be listed as boxes of ranks, each joined by a link; each link is
-then an axis of that name:
+Instead of `axes`, `boxes` may list sets of ranks that a link joins; each link is then an axis of
+that name:
 
     boxes:
       - {link: pcie, ranks: [0, 1]}
       - {link: pcie, ranks: [2, 3]}
       - {link: ethernet, ranks: 0-3}
 
-How much a file may hold is bounded (`read_plain_data.py`, and the limits below), so that whatever
-it says is understood or refused within a second.
+The size of a file is bounded (`read_plain_data.py`, and the limits below), so that any file is read
+or refused within a second.
 
 Optional per link: `both_ways_bytes_per_s` (twice one way), `ranks_per_link` (1),
 `unaligned_from_bytes` (never). Optional beside `axes`: `measured`, a list of
 `{axes: [tile], points: [[bytes per rank, seconds], ...]}`, which `cocodiff topology auto --save`
 writes; along no axis it is the time of the copies between two phases. With `in_flight: 4` it is the
-time that each of four exchanges at once takes.
+time of each of four concurrent exchanges.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ LEAST, MOST = 1e-30, 1e30
 MAX_NAME = 100
 MAX_LINKS = 64
 MAX_LISTED_RANKS = 16_384
-"""Of all boxes together; they are folded into axes within a second."""
+"""The ranks of all boxes together; they are folded into axes within a second."""
 
 
 def load_topology(path: Path) -> Topology:
-    """The topology in a file; a `UserError` names the file, the field and what is allowed."""
+    """Returns the topology in a file. Raises UserError with the file, the field and what is
+    allowed.
+    """
     try:
         return parse_topology(read_plain_data(path))
     except UserError as error:
@@ -72,7 +74,7 @@ def load_topology(path: Path) -> Topology:
 
 
 def parse_topology(data: object) -> Topology:
-    """The topology that plain data describe."""
+    """Returns the topology that plain data describe."""
     form = "boxes" if isinstance(data, Mapping) and "boxes" in data else "axes"
     needed = ("name", "copy_bytes_per_s", "links", form)
     fields = _mapping("the file", data, needed, optional=("measured",) if form == "axes" else ())
@@ -87,14 +89,16 @@ def parse_topology(data: object) -> Topology:
         _refuse_rank_twice(boxes)
         ranks = sorted({rank for box in boxes for rank in box.ranks})
         return fold(graph_of_boxes(name, copy_bytes_per_s, ranks, boxes))
-    axes = tuple(_axis(place, axis, links) for place, axis in enumerate(_list(fields, "axes")))
+    axes = tuple(_axis(index, axis, links) for index, axis in enumerate(_list(fields, "axes")))
     _refuse_name_twice(axes)
     measured = tuple(map(_measured, _list({"measured": [], **fields}, "measured", 0)))
     return Topology(name, axes, copy_bytes_per_s, measured)
 
 
 def topology_data(topology: Topology) -> dict[str, Any]:
-    """Plain data that `parse_topology` turns back into an equal topology, through JSON as well."""
+    """Returns plain data that `parse_topology` turns back into an equal topology, through JSON as
+    well.
+    """
     links = {
         axis.link.name: {
             field: value
@@ -145,7 +149,7 @@ def _list(fields: Mapping[str, Any], key: str, at_least: int = 1) -> list[object
 
 
 def _name(what: str, value: object) -> str:
-    """Text that can be printed in a line; a number, which YAML makes of `12`, stands for itself."""
+    """Returns printable text for a name; a number, as which YAML reads `12`, is accepted."""
     whole = whole_number(value)
     text = str(whole) if whole is not None and 0 <= whole < MAX_RANKS else value
     if not isinstance(text, str) or not 0 < len(text) <= MAX_NAME or not text.isprintable():
@@ -169,42 +173,42 @@ def _link(key: str, value: object) -> Link:
     return Link(name, **numbers)
 
 
-def _axis(place: int, value: object, links: Mapping[str, Link]) -> Axis:
-    fields = _mapping(f"axis {place}", value, ("name", "size", "link"))
+def _axis(index: int, value: object, links: Mapping[str, Link]) -> Axis:
+    fields = _mapping(f"axis {index}", value, ("name", "size", "link"))
     size = whole_number(fields["size"])
     if size is None or not 2 <= size <= MAX_RANKS:
         raise UserError(
-            f"size of axis {place} is {shown(fields['size'])}; allowed: a whole number from 2 "
+            f"size of axis {index} is {shown(fields['size'])}; allowed: a whole number from 2 "
             f"to {MAX_RANKS}"
         )
-    name = _name(f"name of axis {place}", fields["name"])
-    return Axis(name, size, _known_link(f"axis {place}", fields["link"], links))
+    name = _name(f"name of axis {index}", fields["name"])
+    return Axis(name, size, _known_link(f"axis {index}", fields["link"], links))
 
 
 def _refuse_name_twice(axes: tuple[Axis, ...]) -> None:
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
-        raise UserError(f"axes are named {shown_keys(names)}; each name once")
+        raise UserError(f"axes are named {shown_keys(names)}; allowed: each name once")
 
 
 def _boxes(values: list[object], links: Mapping[str, Link]) -> list[Box]:
     boxes: list[Box] = []
     left = MAX_LISTED_RANKS
-    for place, value in enumerate(values):
-        boxes.append(_box(place, value, links, left))
+    for index, value in enumerate(values):
+        boxes.append(_box(index, value, links, left))
         left -= len(boxes[-1].ranks)
     return boxes
 
 
-def _box(place: int, value: object, links: Mapping[str, Link], most: int) -> Box:
-    fields = _mapping(f"box {place}", value, ("link", "ranks"))
-    link = _known_link(f"box {place}", fields["link"], links)
-    ranks = _rank_list(f"ranks of box {place}", fields["ranks"], most)
+def _box(index: int, value: object, links: Mapping[str, Link], most: int) -> Box:
+    fields = _mapping(f"box {index}", value, ("link", "ranks"))
+    link = _known_link(f"box {index}", fields["link"], links)
+    ranks = _rank_list(f"ranks of box {index}", fields["ranks"], most)
     return Box(link.name, link, ranks)
 
 
 def _rank_list(what: str, value: object, most: int) -> tuple[int, ...]:
-    """`[0, 1, 2]` or `0-2`; refused before it is written out if it holds more than `most`."""
+    """Reads `[0, 1, 2]` or `0-2`, and refuses more than `most` ranks before it expands them."""
     ranks = _span(value) if isinstance(value, str) else value
     if not isinstance(ranks, (list, range)) or len(ranks) < 2:
         raise UserError(
@@ -225,12 +229,14 @@ def _rank_list(what: str, value: object, most: int) -> tuple[int, ...]:
 
 
 def _span(text: str) -> range | None:
-    found = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", text)
-    return range(int(found[1]), int(found[2]) + 1) if found else None
+    match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", text)
+    return range(int(match[1]), int(match[2]) + 1) if match else None
 
 
 def _refuse_rank_twice(boxes: list[Box]) -> None:
-    """Two boxes of one link that share a rank would silently be one box."""
+    """Raises UserError if two boxes of one link share a rank, since they would silently become one
+    box.
+    """
     times = Counter((box.link.name, rank) for box in boxes for rank in box.ranks)
     for (link, rank), count in times.items():
         if count > 1:
@@ -267,10 +273,12 @@ def _known_link(what: str, name: object, links: Mapping[str, Link]) -> Link:
 
 
 def _positive(what: str, value: object) -> float:
-    """Costs multiply and divide a few such numbers: inside of these bounds none overflows."""
-    found = number(value)
-    if found is None or not LEAST <= found <= MOST:
+    """Returns a number within bounds that keep the products and quotients of costs from
+    overflowing.
+    """
+    checked = number(value)
+    if checked is None or not LEAST <= checked <= MOST:
         raise UserError(
             f"{what} is {shown(value)}; allowed: a number above 0 (from {LEAST:g} to {MOST:g})"
         )
-    return found
+    return checked

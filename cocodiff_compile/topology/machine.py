@@ -1,4 +1,4 @@
-"""The machine under a Ulysses group: its topology, and its process groups by name."""
+"""Describes the machine under a Ulysses group: its topology, and its process groups by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cocodiff_compile.topology.phases import axis_sets
 
 @dataclass(frozen=True)
 class Machine:
-    """The topology under one Ulysses group, and the name of this rank's group per set of axes.
+    """Holds the topology under one Ulysses group, and the name of this rank's group per set of
+    axes.
 
     Axes of a set are in the order of the topology, as in a phase of a plan.
     """
@@ -21,10 +22,10 @@ class Machine:
 
     @property
     def message_order(self) -> tuple[str, ...]:
-        """Axis names, outermost first: as the flat exchange orders its messages."""
+        """Axis names, outermost first, in which order the flat exchange arranges its messages."""
         return self.topology.axis_names[::-1]
 
 
 def sketch_machine(topology: Topology) -> Machine:
-    """A machine to look at plans with: its groups have names, and do not exist."""
+    """Returns a machine for planning only: its groups have names, and do not exist."""
     return Machine(topology, {axes: "+".join(axes) for axes in axis_sets(topology)[1:]})

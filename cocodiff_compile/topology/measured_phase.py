@@ -1,8 +1,8 @@
-"""What a phase took on the live machine: a few sizes, and straight lines between them.
+"""Interpolates the measured time of a phase linearly between a few sizes.
 
-An affine curve (latency + bytes / speed) is reproduced exactly, and a bend that a cache, a protocol
-switch or an allocator puts into it is kept. Below the smallest size messages cost their latency, so
-the curve is level; above the largest it goes on as it did last, but is not believed for long.
+An affine curve (latency + bytes / speed) is reproduced exactly, and a bend caused by a cache, a
+protocol switch or an allocator is kept. Below the smallest size messages cost their latency, so
+that the curve is level; above the largest size the last segment is extrapolated, up to REACH.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from cocodiff_compile.given_values import shown
 Points: TypeAlias = "tuple[tuple[float, float], ...]"
 
 IN_FLIGHT = 4
-"""How many exchanges are started together to see how long one occupies its links. One alone leaves
-them idle between its messages, and more so where the two directions follow each other.
+"""The number of exchanges that are started at once to measure how long one occupies its links. A
+single exchange leaves them idle between its messages, the more so where the two directions follow
+each other.
 """
 
 REACH = 4
-"""A curve is used up to this many times the largest size that was measured."""
+"""A curve is used up to this many times the largest measured size."""
 
 
 @dataclass(frozen=True)
 class MeasuredPhase:
-    """Seconds of a phase along `axes`; along no axis, of the copies between two phases."""
+    """Holds the seconds of a phase along `axes`; along no axis, those of the copies between two
+    phases.
+    """
 
     axes: tuple[str, ...]
     points: Points
     """(bytes per rank, seconds): sizes rise, seconds do not fall; two points or more."""
     in_flight: int = 1
-    """How many exchanges were under way at once; the seconds are those of one of them."""
+    """The number of concurrent exchanges; the seconds are those of one of them."""
 
     def __post_init__(self) -> None:
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(self.points))
@@ -50,7 +53,7 @@ class MeasuredPhase:
         return size_bytes <= REACH * self.points[-1][0]
 
     def seconds(self, size_bytes: float) -> float:
-        """Read off the curve."""
+        """Returns the seconds at a size, from the curve."""
         if size_bytes <= self.points[0][0]:
             return self.points[0][1]
         pairs = list(itertools.pairwise(self.points))
@@ -60,9 +63,9 @@ class MeasuredPhase:
 
 
 def not_falling(seconds: Sequence[float]) -> list[float]:
-    """The nearest series that never falls: runs that do are replaced by their mean.
+    """Returns the nearest series that never falls: sections that fall are replaced by their mean.
 
-    A larger message cannot be faster; where it was measured so, both readings say the same thing.
+    A larger message cannot be faster; where it was measured so, the readings differ only by noise.
     """
     runs: list[list[float]] = []
     for value in seconds:

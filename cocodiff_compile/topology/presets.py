@@ -1,6 +1,6 @@
-"""Machines known by name, sized to a group of ranks.
+"""Defines known machines by name, sized to a group of ranks.
 
-Figures are published ones where nothing else is said; none was measured by this project.
+Figures are published ones unless noted; none was measured by this project.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _INSIDE_A_NODE: dict[str, list[tuple[str, int, Link]]] = {
     "dgx-h100": [("gpu", 8, NVLINK)],
     "flat": [],
 }
-"""By preset: axes, their sizes in a full node, and their links, innermost first."""
+"""By preset: the axes, their sizes in a full node, and their links, innermost first."""
 
 
 def aurora(num_ranks: int) -> Topology:
-    """2 tiles x 6 GPUs x nodes; less than a node is 2 tiles x some GPUs."""
+    """Returns 2 tiles x 6 GPUs x nodes; less than a node is 2 tiles x some GPUs."""
     return _fill("aurora", num_ranks, SLINGSHOT, copy_bytes_per_s=1000 * GB)
 
 
 def dgx_h100(num_ranks: int) -> Topology:
-    """8 GPUs x nodes."""
+    """Returns 8 GPUs x nodes."""
     return _fill("dgx-h100", num_ranks, INFINIBAND, copy_bytes_per_s=3000 * GB)
 
 
 def flat(num_ranks: int) -> Topology:
-    """One axis: nothing to split along."""
+    """Returns a single axis, which cannot be split into phases."""
     return Topology("flat", (Axis("rank", num_ranks, ANY),), copy_bytes_per_s=10 * GB)
 
 
@@ -74,12 +74,14 @@ PRESETS: dict[str, Callable[[int], Topology]] = {
 
 
 def ranks_per_node(preset: str) -> int:
-    """Of a full node; without levels inside it, every rank is a node."""
+    """Returns the ranks of a full node; in a preset without levels inside of a node, every rank is
+    a node.
+    """
     return math.prod(size for _, size, _ in _INSIDE_A_NODE[preset])
 
 
 def _fill(name: str, num_ranks: int, between_nodes: Link, copy_bytes_per_s: float) -> Topology:
-    """Levels from the inside out until the ranks are used up; nodes take what is left."""
+    """Fills levels from the inside out until the ranks are used up; nodes take the rest."""
     levels, axes, left = _INSIDE_A_NODE[name], [], num_ranks
     for axis_name, size, link in levels:
         wanted = min(size, left)

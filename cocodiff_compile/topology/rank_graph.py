@@ -1,14 +1,14 @@
-"""The machine as a networkx graph of ranks, NICs and switches, and how it folds into axes.
+"""Describes the machine as a networkx graph of ranks, NICs and switches, and folds it into axes.
 
     rank 0 ─┐                    ┌─ rank 2
             ├ switch pcie 0      ├ switch pcie 1         edges carry their `Link`
     rank 1 ─┘                    └─ rank 3
     ranks 0, 1 ── nic ── switch ethernet 0 ── nic ── ranks 2, 3
 
-A box is a set of ranks that one class of links joins, here {0, 1} and {2, 3} by pcie and all four
-by ethernet. Boxes of one class have one size and hold consecutive ranks; the boxes of the next
-class hold whole ones of the last. Each class is then an axis. Classes are ordered by the size of
-their boxes, not by speed: on Aurora a rank gets more from its NICs than from one Xe Link.
+A box is a set of ranks that one link class joins, here {0, 1} and {2, 3} by pcie and all four by
+ethernet. Boxes of one class have one size and hold consecutive ranks; the boxes of the next class
+hold whole boxes of the last. Each class is then an axis. Classes are ordered by the size of their
+boxes, not by speed: on Aurora a rank gets more from its NICs than from one Xe Link.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from cocodiff_compile.topology.axes import Axis, Link, Topology
 
 @dataclass(frozen=True)
 class Box:
-    """Ranks that links of one class join; `axis` names the level of the machine it stands for."""
+    """A box is a set of ranks that links of one class join; `axis` names its level of the
+    machine.
+    """
 
     axis: str
     link: Link
@@ -33,14 +35,16 @@ class Box:
 
 
 def rank_graph(topology: Topology) -> nx.Graph[object]:
-    """Nodes have a `kind` ("rank", "nic", "switch"), edges a `link`; NICs where ranks share one."""
+    """Returns a graph whose nodes have a `kind` ("rank", "nic", "switch") and whose edges have a
+    `link`. It has NICs where ranks share one.
+    """
     return graph_of_boxes(
         topology.name, topology.copy_bytes_per_s, range(topology.num_ranks), boxes_of(topology)
     )
 
 
 def boxes_of(topology: Topology) -> Iterator[Box]:
-    """The boxes of every axis, inner axes first, in rank order."""
+    """Yields the boxes of every axis, inner axes first, in rank order."""
     size = 1
     for axis in topology.axes:
         size *= axis.size
@@ -51,22 +55,26 @@ def boxes_of(topology: Topology) -> Iterator[Box]:
 def graph_of_boxes(
     name: str, copy_bytes_per_s: float, ranks: Iterable[int], boxes: Iterable[Box]
 ) -> nx.Graph[object]:
-    """A switch per box, a NIC per `ranks_per_link` of the ranks that enter the box together."""
+    """Returns a graph with a switch per box, and a NIC per `ranks_per_link` of the ranks that enter
+    the box from the same smaller box.
+    """
     graph: nx.Graph[object] = nx.Graph(name=name, copy_bytes_per_s=copy_bytes_per_s)
     graph.add_nodes_from(ranks, kind="rank")
     entered: dict[int, list[tuple[int, Box]]] = {}
     for number, box in enumerate(boxes):
         switch = ("switch", number)
         graph.add_node(switch, kind="switch", axis=box.axis)
-        for place, part in enumerate(_parts(box, entered)):
-            _join(graph, switch, place, part, box.link)
+        for index, part in enumerate(_parts(box, entered)):
+            _join(graph, switch, index, part, box.link)
         for rank in box.ranks:
             entered.setdefault(rank, []).append((number, box))
     return graph
 
 
 def _parts(box: Box, entered: Mapping[int, Sequence[tuple[int, Box]]]) -> list[tuple[int, ...]]:
-    """The ranks of a box by the largest smaller box around each: those that may share NICs."""
+    """Returns the ranks of a box grouped by the largest smaller box around each; a group may share
+    NICs.
+    """
     inside = set(box.ranks)
     parts: dict[int, tuple[int, ...]] = {}
     for rank in box.ranks:
@@ -85,22 +93,24 @@ def _join(
     graph: nx.Graph[object], switch: object, part: int, ranks: Sequence[int], link: Link
 ) -> None:
     nics = min(len(ranks), max(1, round(len(ranks) / link.ranks_per_link)))
-    for place, rank in enumerate(ranks):
+    for index, rank in enumerate(ranks):
         if nics == len(ranks):
             graph.add_edge(rank, switch, link=link)
             continue
-        nic = ("nic", switch, part, place * nics // len(ranks))
+        nic = ("nic", switch, part, index * nics // len(ranks))
         graph.add_node(nic, kind="nic")
         graph.add_edge(rank, nic, link=link)
         graph.add_edge(nic, switch, link=link)
 
 
 def fold(graph: nx.Graph[object]) -> Topology:
-    """The axes of a machine; what does not fold is a `UserError` that names the ranks."""
+    """Returns the axes of a machine. Raises UserError that names the ranks if it does not fold."""
     ranks = sorted(_ranks(graph, graph.nodes))
     expected = range(max(ranks, default=-1) + 1)
     if missing := sorted(set(expected) - set(ranks)):
-        raise UserError(f"{_say(missing)} missing; ranks are numbered from 0 without a gap")
+        raise UserError(
+            f"{_format_ranks(missing)} missing; ranks are numbered from 0 without a gap"
+        )
     axes: list[Axis] = []
     for boxes in _levels(graph):
         inner = math.prod(axis.size for axis in axes)
@@ -113,7 +123,9 @@ def fold(graph: nx.Graph[object]) -> Topology:
 
 
 def _levels(graph: nx.Graph[object]) -> list[list[Box]]:
-    """The boxes of each link class; small boxes first, of equal sizes the faster class."""
+    """Returns the boxes of each link class, small boxes first; of equal sizes the faster class
+    first.
+    """
     edges: dict[Link, list[tuple[object, object]]] = {}
     link: Link
     for one, other, link in graph.edges(data="link"):
@@ -140,27 +152,29 @@ def _boxes_of_link(
 
 
 def _box_size(boxes: Sequence[Box], inner: int, num_ranks: int) -> int:
-    """The one size of a class's boxes, if they lie in the machine as an axis does."""
+    """Returns the common size of a class's boxes. Raises UserError if they do not form an axis."""
     link, size = boxes[0].link.name, _largest(boxes)
     for box in boxes:
         if len(box.ranks) != size:
             whole = next(other for other in boxes if len(other.ranks) == size)
             raise UserError(
-                f"link {link!r} joins {_say(box.ranks)} and {_say(whole.ranks)}; allowed: boxes "
-                "of one size"
+                f"link {link!r} joins {_format_ranks(box.ranks)} and {_format_ranks(whole.ranks)}; "
+                "allowed: boxes of one size"
             )
         if box.ranks[-1] - box.ranks[0] != size - 1 or box.ranks[0] % size:
             raise UserError(
-                f"link {link!r} joins {_say(box.ranks)}; allowed: consecutive ranks that begin at "
-                f"a multiple of {size}"
+                f"link {link!r} joins {_format_ranks(box.ranks)}; allowed: consecutive ranks that "
+                f"begin at a multiple of {size}"
             )
     alone = sorted(set(range(num_ranks)) - {rank for box in boxes for rank in box.ranks})
     if alone:
-        raise UserError(f"link {link!r} does not reach {_say(alone)}; allowed: all ranks or none")
+        raise UserError(
+            f"link {link!r} does not reach {_format_ranks(alone)}; allowed: all ranks or none"
+        )
     if size % inner:
         raise UserError(
-            f"link {link!r} joins {_say(boxes[0].ranks)}, {size} of them, and cuts boxes of "
-            f"{inner} ranks; allowed: whole ones"
+            f"link {link!r} joins {_format_ranks(boxes[0].ranks)}, {size} of them, and cuts boxes "
+            f"of {inner} ranks; allowed: whole ones"
         )
     return size
 
@@ -169,7 +183,8 @@ def _refuse_islands(joined: int, num_ranks: int) -> None:
     if joined < num_ranks:
         first, second = range(joined), range(joined, min(2 * joined, num_ranks))
         raise UserError(
-            f"no link joins {_say(first)} with {_say(second)}; add a box that holds all ranks"
+            f"no link joins {_format_ranks(first)} with {_format_ranks(second)}; add a box that "
+            "holds all ranks"
         )
 
 
@@ -181,8 +196,8 @@ def _ranks(graph: nx.Graph[object], nodes: Iterable[object]) -> list[int]:
     return [node for node in nodes if isinstance(node, int) and graph.nodes[node]["kind"] == "rank"]
 
 
-def _say(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-11`, `ranks 1, 5, 7`; long lists are cut."""
+def _format_ranks(ranks: Sequence[int]) -> str:
+    """Returns `rank 3`, `ranks 0-11` or `ranks 1, 5, 7`; long lists are cut."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if ranks[-1] - ranks[0] == len(ranks) - 1:

@@ -1,8 +1,8 @@
-"""Plain data from a JSON or YAML file that anybody may have written: bounded in size and depth, so
-that whatever the file holds is read or refused within a second.
+"""Reads plain data from an untrusted JSON or YAML file, bounded in size and depth, so that any file
+is read or refused within a second.
 
-Refused beside what is no JSON or YAML: what is no regular file (a pipe would block), text that is
-not UTF-8, a key that occurs twice, and in YAML aliases, which can make a short file endless.
+It refuses, besides invalid JSON or YAML, anything but a regular file (a pipe would block), text
+that is not UTF-8, duplicate keys, and YAML aliases, which can make a short file endless.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from cocodiff_compile.given_values import shown
 
 MAX_JSON_BYTES = 1 << 20
 MAX_YAML_BYTES = 1 << 17
-"""Less than for JSON: PyYAML reads some 200 kB per second."""
+"""The limit is lower than that of JSON: PyYAML reads some 200 kB per second."""
 
 MAX_DEPTH = 32
 _TOO_DEEP = f"it is nested too deep; allowed: {MAX_DEPTH} levels"
 
 
 def read_plain_data(path: Path) -> object:
-    """What the file holds, as JSON if its name ends in .json; a `UserError` says why not."""
+    """Returns the data of a file, read as JSON if its name ends in .json. Raises UserError with the
+    reason if it cannot be read.
+    """
     is_json = path.suffix == ".json"
     text = _read_text(path, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     try:
@@ -36,7 +38,9 @@ def read_plain_data(path: Path) -> object:
 
 
 def why_no_file(path: Path) -> str:
-    """Why there is nothing to read at `path`, as a sentence; empty if there is a regular file."""
+    """Returns why there is nothing to read at `path`; an empty string if there is a regular
+    file.
+    """
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -69,24 +73,24 @@ def _read_text(path: Path, max_bytes: int) -> str:
 
 def _load_json(text: str) -> object:
     try:
-        data: object = json.loads(text, object_pairs_hook=_without_twins)
+        data: object = json.loads(text, object_pairs_hook=_refuse_duplicates)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _refuse_deep(data)
     return data
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in unique:
             raise ValueError(f"key {shown(key)} occurs twice; allowed: once")
-        found[key] = value
-    return found
+        unique[key] = value
+    return unique
 
 
 def _refuse_deep(data: object) -> None:
-    """Level by level, so that no depth is too much for this check."""
+    """Checks the depth level by level, without recursion."""
     level = [data]
     for _ in range(MAX_DEPTH + 1):
         level = [part for whole in level for part in _parts(whole)]
@@ -116,7 +120,9 @@ def _load_yaml(text: str) -> object:
 
 
 def _yaml_loader() -> Any:
-    """PyYAML's safe loader, without aliases and twins, and with `1e10` as a number."""
+    """Returns PyYAML's safe loader, without aliases and duplicate keys, and with `1e10` as a
+    number.
+    """
     import yaml  # noqa: PLC0415  (optional)
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -125,7 +131,7 @@ def _yaml_loader() -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 name = self.peek_event().anchor
-                raise ValueError(f"alias *{name} is not read; write out what it stands for")
+                raise ValueError(f"alias *{name} is not supported; write out its value")
             if self.depth > MAX_DEPTH:
                 raise ValueError(_TOO_DEEP)
             self.depth += 1
@@ -136,7 +142,7 @@ def _yaml_loader() -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             if isinstance(node, yaml.MappingNode):
                 keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-                _without_twins([(key, None) for key in keys])
+                _refuse_duplicates([(key, None) for key in keys])
             return super().construct_mapping(node, deep)
 
     exponent = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")

@@ -1,1 +1,1 @@
-"""Selective exchange across denoising steps: what travels in which step, and what is remembered."""
+"""Compresses exchanges across denoising steps: payloads, caches, the code, the selective call."""

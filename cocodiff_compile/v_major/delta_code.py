@@ -1,41 +1,44 @@
-"""A tensor as few bits per element: the coded difference to what the receiver expects already.
+"""Codes a tensor in few bits per element, as the difference to a reference that the receiver has
+too.
 
-Elements are taken in groups of one head of one token. A group travels as one unsigned number of
-`bits` bits per element and twelve bits for its scale:
+A group is one head of one token. It is sent as one unsigned number of `bits` bits per element and
+twelve bits for its scale:
 
     number   floor(difference / step) in -L/2 .. L/2 - 1, L = 2**bits; stands for the middle
     scale    L/2 steps of half the difference: 2**e * (1 + m/8), e in -127..128, as
-             (e + 127) * 8 + m in eleven bits; 0 for no difference at all; NONE for a group that is
-             not finite: the receiver takes it for NaN, and neither side remembers it
-    plain    the twelfth bit: the spreads of places, see below, do not count for this group
+             (e + 127) * 8 + m in eleven bits; 0 for no difference at all; NOT_FINITE for a group
+             that is not finite: the receiver reads NaN, and neither side updates its reference
+    plain    the twelfth bit: the spreads of channels, see below, do not apply to this group
 
-A group keeps its relative precision whatever the others are, from the smallest normal number to the
-largest; one that differs by less than that arrives as if it did not, or closer. Halves are coded
-since the difference of two finite numbers need not be finite.
+A group keeps its relative precision whatever the other groups are, from the smallest normal number
+to the largest; a difference below that arrives as zero, or closer. Halves are coded because the
+difference of two finite numbers may not be finite.
 
-Places in a head differ in how much they change, by rotary frequency and by weights: differences are
-divided by the spread of their place over all groups of a message first, which travels in eight bits
-per place. That is worth 4 to 5 dB with 2 bits on the small trained model. In the spreads no group
-has more say than is usual, however large it is, and one that they do not fit is plain: a token with
-a pattern of its own may be largest where spreads are small, and would have a far larger step.
+Channels of a head differ in how much they change, by rotary frequency and by weights. Differences
+are therefore first divided by the spread of their channel over all groups of a message, which is
+sent in eight bits per channel. That gains 4 to 5 dB with 2 bits on the small trained model. In the
+spreads no group has more weight than the usual one, however large it is, and a group that the
+spreads do not fit is plain: a token with a pattern of its own may be largest where spreads are
+small, and would get a far larger step.
 
-Sender and receiver turn words into numbers by the same exact arithmetic, so that both remember the
-same: what the next value is expected to be. That is this value and AHEAD of its difference to what
-was expected, since what changed one way goes on doing so. What the code leaves of a difference is
-part of the next one: errors do not add up. They need not vanish either: with 2 bits a value that
-stays may be passed by turns from both sides, and where all elements of a message differ alike such
-turns can grow for a while; changes of a model are not like that.
+Sender and receiver decode words by the same exact arithmetic, so that both have the same reference:
+the value that they expect next. That is the value that arrived, extrapolated by EXTRAPOLATION of
+its difference to the reference, since changes tend to continue. The error of a code is part of the
+next difference, so that errors do not add up. They need not vanish either: with 2 bits a constant
+value may be overshot alternately from both sides, and where all elements of a message differ alike
+such oscillations can grow for a while; the changes of a model are not like that.
 
-    difference = value - memory      arrives: memory + decoded      memory += (1 + AHEAD) * decoded
-    anew:        value               arrives: decoded               memory = decoded
+    coded        difference = value - reference   arrives: reference + decoded
+                 reference += (1 + EXTRAPOLATION) * decoded
+    intra-coded  difference = value               arrives: decoded      reference = decoded
 
     difference [P, n, G] -> words [P, (n*G*bits + 12*n + 8*G) / 32] -> difference, decoded [P, n, G]
 
-Numbers, scales and spreads each begin a new word. Words are 32 bits long and held as float32, of
-which only the bits count. Numbers are held as float32 too: of what Inductor generates for CPUs that
-have no AVX-512, loops that load integers took two to four times as long.
+Numbers, scales and spreads each begin a new word. Words are 32 bits long and are stored as float32,
+of which only the bits count. Numbers are stored as float32 too: in Inductor's code for CPUs without
+AVX-512, loops that load integers took two to four times as long.
 
-Plain functions of tensors: passes trace them into graphs, tests call them.
+These are plain functions of tensors, which passes trace into graphs and tests call.
 """
 
 from __future__ import annotations
@@ -47,42 +50,45 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 BITS = (1, 2, 3, 4, 8)
-"""What can be chosen from."""
+"""The supported numbers of bits per element."""
 FULL = 0
-"""In place of a number of bits: as it is, not coded."""
+"""Stands in place of a number of bits for a role that is sent uncompressed."""
 GROUP_MULTIPLE = 8
-"""A group has a multiple of so many elements, so that its numbers fill bytes."""
+"""The size of a group must be a multiple of this, so that its numbers fill whole bytes."""
 SCALE_BITS = 12
 SPREAD_BITS = 8
-NONE = 2047
-"""The scale of a group that is not finite."""
+NOT_FINITE = 2047
+"""The scale code of a group that has an element that is not finite."""
 PLAIN = 2048
-"""Is added to the scale of a group that is coded without spreads."""
+"""Is added to the scale code of a group that is coded without spreads."""
 NO_EXPONENT = 128.0
-"""More than any that a finite group has."""
-AHEAD = 0.5
-"""Of 0, 0.3, 0.5 and 0.65 this came closest to the exact pictures of the small trained model, by 3
-to 8 dB more than 0 with 1 to 3 bits.
+"""A value above the exponent of any finite group."""
+EXTRAPOLATION = 0.5
+"""The share of a decoded difference by which the expected value goes beyond the arrived one. Of 0,
+0.3, 0.5 and 0.65 this came closest to the exact pictures of the small trained model, by 3 to 8 dB
+more than 0 with 1 to 3 bits.
 """
 FLOOR = 1 / 8
-"""Of the usual size of a group: what a smaller one loses is measured against so much."""
+"""The loss of a group smaller than this share of the usual size is measured against this share."""
 _MISFIT = 4.0
-"""A group is plain if with spreads its step would be more than so many times as large."""
+"""A group is coded plain if spreads would make its step more than this many times as large."""
 _LARGEST_SHAPED = 100.0
-"""Exponents beyond which, up and down, groups are plain: spreads could take a scale or a product
-out of the range in which it is exact."""
+"""Groups with a larger absolute exponent are coded plain: spreads could take a scale or a product
+out of the range in which it is exact.
+"""
 _LEAST_STEP = 2.0**-40
-"""Below all of groups that are normalized and not zero."""
-_NOTHING = 0.1
-"""A plain group is coded as zero if its energy is less than so much of a squared step, which is as
-small as it can be then: the middle of one would be farther off."""
+"""A lower bound of the step of any normalized group that is not zero."""
+_ZERO_ENERGY = 0.1
+"""A plain group whose energy is less than this share of its squared step is coded as zero. Its step
+is then the smallest possible, and the middle of an interval would be farther off.
+"""
 _TINY = 1e-30
 _MANTISSA_BITS = 23
 _EXPONENT_BIAS = 127
 _SPREAD_BIAS = (127 - 20) * 8
-"""Of a spread of 2**-20, in eighths of the exponent that float32 has."""
+"""The code of a spread of 2**-20, in eighths of a float32 exponent."""
 _BELOW_EIGHTHS = 20
-"""Bits of float32 that scales and spreads do not have."""
+"""The number of mantissa bits of float32 that scales and spreads do not have."""
 _WORD = 32
 _PLANES = {
     1: ((1, 0),),
@@ -92,69 +98,78 @@ _PLANES = {
     8: ((8, 0),),
     12: ((8, 0), (4, 8)),
 }
-"""The fields that an element's bits are kept in: how wide they are, and the lowest of the bits."""
+"""The bit fields into which the bits of a number are split: (width, lowest bit) of each."""
 _STEP = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
-"""Step over the root mean square of a group that loses least of normally distributed elements."""
+"""The step, relative to the root mean square of a group, that loses least of normally distributed
+elements.
+"""
 _DISTORTION = {1: 0.363, 2: 0.119, 3: 0.0375, 4: 0.0116, 8: 0.000039}
 
 
 def distortion(bits: int) -> float:
-    """What is lost of normally distributed elements, as a share of their energy; with 8 bits it
-    depends on the size of a group a little.
+    """Returns the share of their energy that normally distributed elements lose. With 8 bits it
+    depends slightly on the group size.
     """
     return _DISTORTION[bits]
 
 
 def code_bits(bits: int, group: int) -> int:
-    """Bits of one coded group, its scale included."""
+    """Returns the bits of one coded group, its scale included."""
     return group * bits + SCALE_BITS
 
 
 def send(
-    values: Tensor, memory: Tensor, bits: int, is_anew: bool = False
+    values: Tensor, reference: Tensor, bits: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Words to send, what is remembered from now on, and what will arrive."""
+    """Returns the words to send, the value that both sides expect next, and the value that will
+    arrive.
+    """
     half = values.to(torch.float32) * 0.5
-    difference = half if is_anew else half - memory.to(torch.float32) * 0.5
+    difference = half if is_intra_coded else half - reference.to(torch.float32) * 0.5
     groups = normalize(difference)
     spread = _in_memory(spread_code(groups))
     number, code = quantize(groups, spread, bits)
     coded = torch.cat([pack(number, bits), pack(code, SCALE_BITS), pack(spread, SPREAD_BITS)], 1)
-    return coded, *advance(memory, number, code, spread, bits, is_anew)
+    return coded, *advance(reference, number, code, spread, bits, is_intra_coded)
 
 
 def update(
-    memory: Tensor, coded: Tensor, bits: int, is_anew: bool = False
+    reference: Tensor, coded: Tensor, bits: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """What is remembered from now on, and what arrived: NaN where a group is none."""
-    num_ranks, rows, group = memory.shape
+    """Returns the value expected next and the value that arrived, which is NaN for a group that is
+    not finite.
+    """
+    num_ranks, rows, group = reference.shape
     counts = ((rows * group, bits), (rows, SCALE_BITS), (group, SPREAD_BITS))
     parts = torch.split(coded, [num_words(*item) for item in counts], 1)
     numbers, codes, spreads = (
         unpack(part, *item) for part, item in zip(parts, counts, strict=True)
     )
-    number = numbers.view(memory.shape)
+    number = numbers.view(reference.shape)
     code = codes.view(num_ranks, rows, 1)
     spread = spreads.view(num_ranks, 1, group)
-    return advance(memory, number, code, spread, bits, is_anew)
+    return advance(reference, number, code, spread, bits, is_intra_coded)
 
 
 class Normalized(NamedTuple):
-    """Differences of which each group was multiplied by a power of two."""
+    """Holds differences of which each group was multiplied by a power of two."""
 
     unit: Tensor
-    """[P, n, G]: 0, or as much that the largest of a group is 2 to 4. Less only where a group has
-    nothing but numbers below the smallest normal one."""
+    """[P, n, G]: 0, or scaled so that the largest element of a group is from 2 to 4. It is less
+    only where all elements of a group are below the smallest normal number.
+    """
     largest: Tensor
-    """Of a group, [P, n, 1]."""
+    """The largest absolute element of each group, [P, n, 1]."""
     energy: Tensor
-    """The mean square of a group, [P, n, 1]."""
+    """The mean square of each group, [P, n, 1]."""
     exponent: Tensor
-    """A difference is `unit * 2**exponent`; NO_EXPONENT if a group is not finite, [P, n, 1]."""
+    """[P, n, 1]: a difference is `unit * 2**exponent`; NO_EXPONENT if the group is not finite."""
 
 
 def normalize(difference: Tensor) -> Normalized:
-    """From here on no square overflows or vanishes. A group that is not finite becomes zeros."""
+    """Scales each group by a power of two so that no square overflows or vanishes. A group that is
+    not finite becomes zeros.
+    """
     largest = _in_memory(difference.abs().amax(-1, keepdim=True))
     is_finite = largest < float("inf")
     biased = (largest.view(torch.int32) >> _MANTISSA_BITS).clamp(1, 2 * _EXPONENT_BIAS)
@@ -171,9 +186,9 @@ def normalize(difference: Tensor) -> Normalized:
 
 
 def spread_code(groups: Normalized) -> Tensor:
-    """How much each place of a group varies over all groups, over the mean of all places: as codes
-    [P, 1, G]. A group counts by its energy, but none for more than is usual: one token that is a
-    thousand times larger than the others must not decide how these are coded.
+    """Returns the codes, [P, 1, G], of how much each channel of a group varies over all groups,
+    relative to the mean of all channels. Groups are weighted by their energy up to the usual one: a
+    token that is a thousand times larger than the others must not decide how these are coded.
     """
     square = groups.unit * groups.unit * _in_memory(_weight(groups))
     square = square.mean(1, keepdim=True)
@@ -182,8 +197,8 @@ def spread_code(groups: Normalized) -> Tensor:
 
 
 def _weight(groups: Normalized) -> Tensor:
-    """By which a group's squares count, [P, n, 1]: its energy is then that of its differences over
-    what is usual in a message, or 1 if that is less.
+    """Returns the weight of each group's squares, [P, n, 1], such that the weighted energy of a
+    group is its energy relative to the usual one, at most 1.
     """
     counts = groups.energy > 0
     logs = _in_memory(torch.where(counts, groups.energy.log2() + 2 * groups.exponent, 0.0))
@@ -192,8 +207,8 @@ def _weight(groups: Normalized) -> Tensor:
 
 
 def _usual(logs: Tensor, counts: Tensor) -> Tensor:
-    """The mean over groups that count, [P, 1, 1], of which those that are far from it hardly have a
-    part, however far: they are brought as close to it as others are in the mean, twice.
+    """Returns a robust mean over the groups that count, [P, 1, 1]. Outliers are clamped to the mean
+    deviation, twice, so that they hardly contribute however far off they are.
     """
     number = counts.sum(1, keepdim=True).clamp(min=1)
     usual = logs.sum(1, keepdim=True) / number
@@ -205,26 +220,26 @@ def _usual(logs: Tensor, counts: Tensor) -> Tensor:
 
 
 def quantize(groups: Normalized, spread: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Numbers, [P, n, G], and codes of scales, [P, n, 1]."""
+    """Returns the numbers, [P, n, G], and the codes of the scales, [P, n, 1]."""
     unit, _, energy, exponent = groups
     per_spread = _in_memory(1 / _spread(spread))
     wanted, is_plain = _choose_step(groups, unit * per_spread, bits)
     whole = exponent.to(torch.int32) * 8 + 8 * (bits - 1)
-    code = (_eighths(wanted.clamp(min=_LEAST_STEP)) + whole).clamp(1, NONE - 1)
+    code = (_eighths(wanted.clamp(min=_LEAST_STEP)) + whole).clamp(1, NOT_FINITE - 1)
     step = ((code - whole) << _BELOW_EIGHTHS).view(torch.float32)
     per_step, plain = _in_memory(1 / step), _in_memory(is_plain.to(torch.float32))
     half = 1 << (bits - 1)
     steps = unit * torch.where(plain > 0, 1.0, per_spread) * per_step
     number = _in_memory(torch.floor(steps).clamp(-half, half - 1) + half)
-    is_nothing = energy < step * step * _NOTHING
+    is_nothing = energy < step * step * _ZERO_ENERGY
     code = torch.where(is_plain, torch.where(is_nothing, 0, code) + PLAIN, code)
-    code = torch.where(exponent < NO_EXPONENT, code, NONE)
+    code = torch.where(exponent < NO_EXPONENT, code, NOT_FINITE)
     return number, _in_memory(code.to(torch.float32))
 
 
 def _choose_step(groups: Normalized, shaped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The wanted step of each group, [P, n, 1], and whether it is plain. `shaped`: elements over
-    the spreads of their places, to which most groups fit.
+    """Returns the wanted step of each group, [P, n, 1], and whether it is plain. `shaped` holds the
+    elements divided by the spreads of their channels.
     """
     if bits in _STEP:
         even = groups.energy.sqrt() * _STEP[bits]
@@ -239,12 +254,12 @@ def _choose_step(groups: Normalized, shaped: Tensor, bits: int) -> tuple[Tensor,
 
 
 def num_words(count: int, bits: int) -> int:
-    """That so many numbers take."""
+    """Returns the words needed for `count` numbers."""
     return sum(_plane_words(count, width) for width, _ in _PLANES[bits])
 
 
 def pack(number: Tensor, bits: int) -> Tensor:
-    """What travels of numbers [P, ...]: words [P, m]."""
+    """Returns numbers [P, ...] packed into words [P, m]."""
     number = number.flatten(1).to(torch.int32)
     planes = []
     for width, lowest in _PLANES[bits]:
@@ -254,7 +269,7 @@ def pack(number: Tensor, bits: int) -> Tensor:
 
 
 def unpack(words: Tensor, count: int, bits: int) -> Tensor:
-    """What was packed: [P, count]."""
+    """Returns the numbers, [P, count], that `pack` packed."""
     planes = torch.split(words, [_plane_words(count, width) for width, _ in _PLANES[bits]], 1)
     number: Tensor | None = None
     for plane, (width, lowest) in zip(planes, _PLANES[bits], strict=True):
@@ -265,9 +280,12 @@ def unpack(words: Tensor, count: int, bits: int) -> Tensor:
 
 
 def half_difference(number: Tensor, code: Tensor, spread: Tensor, bits: int) -> Tensor:
-    """[P, n, G]; NaN where a group is none. Half of the difference of any two finite values is
-    finite, the whole need not be. No product is rounded, so that it is all one whether a compiler
-    joins the last of them with the sum that follows.
+    """Returns half of the decoded difference, [P, n, G], which is NaN for a group that is not
+    finite.
+
+    Half of the difference of two finite values is finite; the whole difference may not be. No
+    product is rounded, so that the result is the same whether or not a compiler fuses the last
+    product with the following sum.
     """
     half = 1 << (bits - 1)
     middle = number + (0.5 - half)
@@ -277,34 +295,41 @@ def half_difference(number: Tensor, code: Tensor, spread: Tensor, bits: int) -> 
 
 
 def advance(
-    memory: Tensor, number: Tensor, code: Tensor, spread: Tensor, bits: int, is_anew: bool = False
+    reference: Tensor,
+    number: Tensor,
+    code: Tensor,
+    spread: Tensor,
+    bits: int,
+    is_intra_coded: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What is remembered from now on, and what arrived: NaN where a group is none."""
+    """Returns the value expected next and the value that arrived, which is NaN for a group that is
+    not finite.
+    """
     difference = half_difference(number, code, spread, bits)
-    old = torch.zeros_like(memory) if is_anew else memory
+    old = torch.zeros_like(reference) if is_intra_coded else reference
     arrived = _moved(old, difference)
-    expected = arrived if is_anew else _moved(old, (1 + AHEAD) * difference)
+    expected = arrived if is_intra_coded else _moved(old, (1 + EXTRAPOLATION) * difference)
     # Not isnan(), which Inductor does not compute in vectors.
     return torch.where(torch.eq(difference, difference), expected, old), arrived
 
 
 def _moved(old: Tensor, half: Tensor) -> Tensor:
-    """`old` and twice `half`, which may be more than any number of its type, rounded once."""
+    """Returns `old` plus twice `half`, clamped to the range of its type and rounded once."""
     moved = old.to(torch.float32) * 0.5 + half
     most = torch.finfo(old.dtype).max / 2
     return (moved.clamp(-most, most) * 2).to(old.dtype)
 
 
 def finite_or(values: Tensor, old: Tensor | float) -> Tensor:
-    """What is remembered of values that travel as they are."""
+    """Returns `values`, with `old` in place of elements that are not finite."""
     return torch.where(values.abs() < float("inf"), values, old)
 
 
 def lost_shares(values: Tensor, arrived: Tensor) -> Tensor:
-    """What groups [P, n, G] lost, as a share of their own energy: the mean over all groups, and the
-    worst of them, [2]. A group that is far smaller than its like counts as if it had FLOOR of their
-    usual size: no group can be so large that it hides what others lose. NaN if anything is not
-    finite.
+    """Returns the mean and the worst share of its energy that a group [P, n, G] lost, as [2].
+
+    A group far smaller than the usual one counts as if it had FLOOR of the usual size, and no group
+    is so large that it hides what others lose. Both are NaN if anything is not finite.
     """
     values = values.to(torch.float32)
     size, lost = _root_mean_square(values), _root_mean_square(values - arrived.to(torch.float32))
@@ -317,47 +342,47 @@ def lost_shares(values: Tensor, arrived: Tensor) -> Tensor:
 
 
 def _root_mean_square(values: Tensor) -> Tensor:
-    """Of each group, [P, n, 1], whatever its squares are."""
+    """Returns the root mean square of each group, [P, n, 1], without overflow of its squares."""
     least = torch.finfo(torch.float32).tiny
     largest = _in_memory(values.abs().amax(-1, keepdim=True).clamp(min=least))
     return largest * (values / largest).square().mean(-1, keepdim=True).sqrt()
 
 
 def _in_memory(values: Tensor) -> Tensor:
-    """`values`, computed once and kept: Inductor would compute what belongs to a group again for
-    every element, and with integers among it none of it in vectors.
+    """Returns `values`, materialized once. Otherwise Inductor would compute a group's values again
+    for every element, and without vector instructions if there are integers among them.
     """
     return values.as_strided(values.shape, values.stride())
 
 
 def _eighths(wanted: Tensor) -> Tensor:
-    """The exponent of the next larger number that has three bits behind the point, in eighths, and
-    these: what fits the wanted one fits the coded one.
+    """Returns, in eighths of an exponent, the smallest number of three mantissa bits that is not
+    below `wanted`: what fits the wanted step fits the coded one.
     """
     return (wanted.view(torch.int32) + ((1 << _BELOW_EIGHTHS) - 1)) >> _BELOW_EIGHTHS
 
 
 def _spread(code: Tensor) -> Tensor:
-    """That a code stands for."""
+    """Returns the spread that a code stands for."""
     return ((code.to(torch.int32) + _SPREAD_BIAS) << _BELOW_EIGHTHS).view(torch.float32)
 
 
 def _scale(code: Tensor) -> tuple[Tensor, Tensor]:
-    """Half of the scale that a code stands for, and 1 if it says that a group is plain. In three
-    factors, each a normal number, of which the product need not be one.
+    """Returns half of the scale that a code stands for, and 1 for a plain group, otherwise 0. The
+    scale is computed from three normal factors, because their product may not be normal.
     """
     code = code.to(torch.int32)
-    plain, code = code >> (SCALE_BITS - 1), code & NONE
+    plain, code = code >> (SCALE_BITS - 1), code & NOT_FINITE
     exponent, eighths = code >> 3, code & 7
     lower = exponent >> 1
     scale = (eighths.to(torch.float32) * 0.125 + 1) * _power(lower - 64)
     scale = scale * _power(exponent - lower - 64)
-    scale = torch.where(code == 0, 0.0, torch.where(code == NONE, float("nan"), scale))
+    scale = torch.where(code == 0, 0.0, torch.where(code == NOT_FINITE, float("nan"), scale))
     return scale, plain.to(torch.float32)
 
 
 def _power(exponent: Tensor) -> Tensor:
-    """Of two."""
+    """Returns two to the power of `exponent`."""
     return ((exponent + _EXPONENT_BIAS) << _MANTISSA_BITS).view(torch.float32)
 
 
@@ -366,8 +391,8 @@ def _plane_words(count: int, width: int) -> int:
 
 
 def _joined(fields: Tensor, width: int) -> Tensor:
-    """Words [P, m] of fields [P, count]. A word holds one field of every run, of which there are as
-    many as a word has fields; what the last runs lack is zero.
+    """Returns words [P, m] that hold the fields [P, count]. The fields are split into as many equal
+    sections as a word has fields, padded with zeros, and a word holds one field of each section.
     """
     runs = _WORD // width
     if missing := -fields.shape[1] % runs:
@@ -380,7 +405,7 @@ def _joined(fields: Tensor, width: int) -> Tensor:
 
 
 def _fields(words: Tensor, width: int) -> Tensor:
-    """The fields of which `_joined` made words, and those that were missing."""
+    """Returns the fields that `_joined` packed into words, followed by its padding."""
     shifts = torch.arange(0, _WORD, width, dtype=torch.int32, device=words.device)
     runs = words.view(torch.int32).unsqueeze(1) >> shifts.unsqueeze(1)
     return (runs & ((1 << width) - 1)).flatten(1)

@@ -1,7 +1,8 @@
-"""`with denoising(pipe):` tells selective exchanges which step of which picture a call belongs to.
+"""Tells selective exchanges to which step of which picture a call of the model belongs: `with
+denoising(pipe):`.
 
-A `Denoising` owns all that is remembered for one picture. It goes when the block is left, however
-that happens, and starts anew with a new picture.
+A `Denoising` owns all caches of one picture. They are freed when the block is left, by an exception
+too, and when a new picture begins.
 """
 
 from __future__ import annotations
@@ -22,45 +23,47 @@ from torch import Tensor, nn
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.v_major.travel import Travel
+from cocodiff_compile.v_major.payload import Payload
 
 log = logging.getLogger(__name__)
 
 _MANY_CALLS = 8
-"""Of the same model in one step and branch; passes of guidance are two or three."""
+"""The number of calls of one model in one step and branch from which on calls are sent
+uncompressed. Guidance needs two or three.
+"""
 _KEPT_STEPS = 3
-"""What no call came for in so many steps is forgotten: a model may have handed over to another."""
+"""A cache without a call in this many steps is freed: a model may have handed over to another."""
 
 _following = Lock()
-"""Held while what stands for a method is put in its place or taken away: threads may share one."""
+"""Held while a method is wrapped or unwrapped, because threads may share the object."""
 _current: ContextVar[Denoising | None] = ContextVar("cocodiff_denoising", default=None)
 
 
 @dataclass
 class Choice:
-    """What the calls of one compiled graph carry in one step."""
+    """The payload that the calls of one compiled graph have in one step."""
 
-    turn: int
-    travel: Travel
+    steps_taken: int
+    payload: Payload
     record: StepRecord
 
 
 @dataclass
 class StepRecord:
-    """What one compiled graph did in one step, over all its calls; bytes are those that this rank
-    sent to others, and would have sent in full.
+    """Records what one compiled graph sent in one step, over all its calls. Bytes are those that
+    this rank sent to others, and those that uncompressed exchanges would have sent.
     """
 
     step: int
     kinds: Counter[str] = field(default_factory=Counter)
-    """Calls, by what they carried."""
+    """The number of calls per payload."""
     sent_bytes: int = 0
     full_bytes: int = 0
-    memory_bytes: int = 0
+    cache_bytes: int = 0
 
     @property
-    def travel(self) -> str:
-        """What its calls carried."""
+    def payload(self) -> str:
+        """The payloads of its calls, as text."""
         return " / ".join(self.kinds)
 
 
@@ -69,7 +72,9 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 class Weights:
-    """Those of a call, while they exist: others may come to have their identities later."""
+    """Watches whether the weights of a call still exist, since new tensors may reuse the identities
+    of freed ones.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.exist = True
@@ -80,16 +85,16 @@ class Weights:
 
 
 @dataclass
-class Memory:
-    """What one call of a compiled graph remembers from step to step."""
+class CallCache:
+    """Holds what one call of a compiled graph caches from step to step."""
 
     tensors: list[Tensor]
     drift: Tensor | None
     weights: Weights
-    turn: int = 0
-    """Of the last call."""
-    carried: Travel | None = None
-    """What the last call did."""
+    steps_taken: int = 0
+    """The `Denoising.steps_taken` of the last call."""
+    last_payload: Payload | None = None
+    """The payload of the last call."""
 
     @functools.cached_property
     def size_bytes(self) -> int:
@@ -98,58 +103,58 @@ class Memory:
 
 @dataclass(eq=False)
 class Denoising:
-    """One picture at a time: `step()` ends a step, `branch(name)` names a pass of guidance."""
+    """Follows one picture at a time. `step()` ends a step, `branch(name)` names a guidance pass."""
 
     num_steps: int | None = None
     owners: dict[int, weakref.ref[Tensor]] | None = None
-    """The parameters of the models it is for, by identity; None: any model."""
+    """The parameters of the models that this block applies to, by identity; None: any model."""
     current_step: int = 0
-    turn: int = 0
-    """Counts steps as they come, also where one comes again."""
-    memories: dict[Hashable, Memory] = field(default_factory=dict)
+    steps_taken: int = 0
+    """The number of steps so far, repeated ones included."""
+    caches: dict[Hashable, CallCache] = field(default_factory=dict)
     choices: dict[Hashable, Choice] = field(default_factory=dict)
-    """By compiled graph."""
+    """The choice of each compiled graph."""
     history: list[StepRecord] = field(default_factory=list)
-    """Of all pictures of the block."""
+    """The records of all steps of all pictures of the block."""
     is_out_of_order: bool = False
     """Whether this step does not follow the last one."""
     outer: Denoising | None = None
-    """That of the block around this one."""
+    """The `Denoising` of the enclosing block."""
     is_over: bool = False
-    """Whether the block was left: what still runs in its context does not belong to it."""
+    """Whether the block was left. Code that still runs in its context no longer belongs to it."""
     _branch: str = ""
     _calls: dict[Hashable, int] = field(default_factory=dict)
 
     def step(self, index: int | None = None) -> None:
-        """Ends the step; `index` is that of the next one, if it is not the following one. After a
-        step that was left out or comes again, all is sent once like in a first one.
+        """Ends the step. `index` is the next step if it is not the following one; a step after a
+        skipped or repeated one is a keyframe.
         """
         following = self.current_step + 1
         if index is not None and not _is_count(index, 0):
             raise UserError(f"denoising step {index!r}: steps are whole numbers, counted from 0")
         self.is_out_of_order = index is not None and index != following
-        for key, memory in list(self.memories.items()):
-            if self.turn - memory.turn >= _KEPT_STEPS or not memory.weights.exist:
-                del self.memories[key]
-        self.turn += 1
+        for key, cache in list(self.caches.items()):
+            if self.steps_taken - cache.steps_taken >= _KEPT_STEPS or not cache.weights.exist:
+                del self.caches[key]
+        self.steps_taken += 1
         self.current_step = following if index is None else index
         self._calls.clear()
         if self.num_steps is not None and self.current_step >= self.num_steps:
-            self.memories.clear()  # the picture is done
+            self.caches.clear()  # the picture is done
 
     def reset(self, num_steps: int | None = None) -> None:
-        """Begins a new picture: nothing of the last one is remembered."""
+        """Begins a new picture and frees all caches of the last one."""
         self.num_steps = num_steps if num_steps is not None else self.num_steps
         self.current_step = 0
         self.is_out_of_order = False
-        self.turn += 1
+        self.steps_taken += 1
         self._calls.clear()
-        self.memories.clear()
+        self.caches.clear()
         self.choices.clear()
 
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:
-        """Calls in the block belong to the pass of guidance of this name."""
+        """Assigns calls inside of the block to the guidance pass of this name."""
         before, self._branch = self._branch, name
         try:
             yield
@@ -157,15 +162,15 @@ class Denoising:
             self._branch = before
 
     def key_of(self, graph: Hashable, block: Hashable) -> Hashable | None:
-        """Which of all calls of a step this one is: by graph, weights and branch, and counted where
-        these are the same. None: one of too many to remember.
+        """Returns the key of a call within a step: its graph, weights and branch, and its number
+        among calls that share these. Returns None for a call beyond the limit.
         """
         if self.num_steps is not None and self.current_step >= self.num_steps:
             say_once(
                 log,
                 logging.WARNING,
-                f"more denoising steps than the {self.num_steps} announced: those beyond them "
-                "are sent like a first one",
+                f"more denoising steps than the {self.num_steps} announced: every further step is "
+                "sent as a keyframe; announce the right number with num_steps=",
             )
         call = (graph, block, self._branch)
         number = self._calls.get(call, 0)
@@ -176,22 +181,26 @@ class Denoising:
             log,
             logging.WARNING,
             f"more than {_MANY_CALLS} calls of a model in denoising step {self.current_step}, each "
-            "of which remembers for itself: the others travel exactly; is .step() called after "
-            "each step?",
+            "of which needs a cache: further calls are sent uncompressed; call .step() after each "
+            "step",
         )
         return None
 
     @property
-    def memory_bytes(self) -> int:
-        return sum(item.size_bytes for item in self.memories.values())
+    def cache_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.caches.values())
 
     @property
     def is_current(self) -> bool:
-        """Whether this is inside of its block, or of one in that: not so in other threads."""
+        """Returns whether the caller runs inside of this block or of one nested in it. Other
+        threads do not.
+        """
         return any(run is self for run in _blocks())
 
     def owns(self, args: Sequence[Any]) -> bool:
-        """Whether a call with these arguments is one of the models it is for."""
+        """Returns whether a call with these arguments is one of a model that this block applies
+        to.
+        """
         owners = self.owners
         if owners is None:
             return True
@@ -199,36 +208,41 @@ class Denoising:
 
 
 def _blocks() -> Iterator[Denoising]:
-    """Those around this, the innermost first."""
-    found = _current.get()
-    while found is not None:
-        if not found.is_over:
-            yield found
-        found = found.outer
+    """Yields the blocks around the caller, the innermost first."""
+    block = _current.get()
+    while block is not None:
+        if not block.is_over:
+            yield block
+        block = block.outer
 
 
 def is_denoising() -> bool:
-    """Whether this is inside of a block."""
+    """Returns whether the caller runs inside of a block."""
     return any(True for _ in _blocks())
 
 
 def current_denoising(args: Sequence[Any]) -> Denoising | None:
-    """That of the innermost block to which a call with these arguments belongs."""
+    """Returns the `Denoising` of the innermost block to which a call with these arguments
+    belongs.
+    """
     return next((run for run in _blocks() if run.owns(args)), None)
 
 
 @contextmanager
 def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Denoising]:
-    """Calls in the block belong to pictures that are denoised step by step.
+    """Assigns calls inside of the block to pictures that are denoised step by step.
 
-    `pipe`: a diffusers pipeline, whose scheduler tells the steps and whose transformer names the
-    passes of guidance. Without one the loop calls `.step()` itself, and `.reset()` between
-    pictures. Nested blocks, and blocks in other threads, remember apart.
+    `pipe` is a diffusers pipeline, whose scheduler announces the steps and whose transformer names
+    the guidance passes. Without one the caller's loop must call `.step()` after each step, and
+    `.reset()` between pictures. Nested blocks, and blocks in other threads, have caches of their
+    own.
     """
     if pipe is None and num_steps is None:
         raise UserError("denoising() needs a pipeline, or num_steps= and .step() after each step")
     if num_steps is not None and not _is_count(num_steps, 1):
-        raise UserError(f"denoising(num_steps={num_steps!r}): a whole number from 1")
+        raise UserError(
+            f"denoising(num_steps={num_steps!r}): num_steps must be a whole number from 1"
+        )
     run = Denoising(num_steps, outer=next(_blocks(), None))
     token = _current.set(run)
     try:
@@ -251,15 +265,17 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
     scheduler: Any = getattr(pipe, "scheduler", None)
     if not (hasattr(scheduler, "step") and hasattr(scheduler, "set_timesteps")):
         raise UserError(
-            f"denoising({type(pipe).__name__}): it has no scheduler with step and set_timesteps; "
-            "use denoising(num_steps=...) and call .step() after each step"
+            f"denoising({type(pipe).__name__}): the pipeline has no scheduler with step and "
+            "set_timesteps; use denoising(num_steps=...) and call .step() after each step"
         )
 
     def begin(*_args: Any, **_kwargs: Any) -> None:
         run.reset(len(scheduler.timesteps))
 
     def begin_at(begin_index: int = 0) -> None:
-        """In the middle of the steps: image to image."""
+        """Adjusts the number of steps of a picture that begins in the middle of the schedule (image
+        to image).
+        """
         if scheduler.timesteps is not None:
             run.num_steps = run.current_step + len(scheduler.timesteps) - begin_index
 
@@ -278,8 +294,8 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
     modules = list(dict.fromkeys(map(_original, _modules(pipe))))
     if not modules:
         raise UserError(
-            f"denoising({type(pipe).__name__}): it has no model; use denoising(num_steps=...) and "
-            "call .step() after each step"
+            f"denoising({type(pipe).__name__}): the pipeline has no model; use "
+            "denoising(num_steps=...) and call .step() after each step"
         )
     tensors = (item for module in modules for item in _own_tensors(module))
     run.owners = {id(item): weakref.ref(item) for item in tensors}
@@ -289,14 +305,14 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
 
 
 def _modules(pipe: Any) -> list[nn.Module]:
-    """All models of a pipeline; only those that are compiled selectively ever ask."""
+    """Returns all models of a pipeline. Only those that are compiled with v_major use the block."""
     components = getattr(pipe, "components", None) or vars(pipe)
     return [item for item in components.values() if isinstance(item, nn.Module)]
 
 
 def _original(module: nn.Module) -> nn.Module:
-    found: nn.Module = getattr(module, "_orig_mod", module)
-    return found
+    original: nn.Module = getattr(module, "_orig_mod", module)
+    return original
 
 
 def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -305,16 +321,17 @@ def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 class _Followed:
-    """Stands for a method of one object while blocks follow it, whichever of them is left first.
-    What each block does is called after it, if the call is made inside of that block. A copy of the
-    object has the method alone: some pipelines copy their scheduler for a second kind of latents.
+    """Wraps a method of one object while blocks follow it, in whatever order the blocks are left.
+    After the method it calls the callback of each block in which the call is made. A deep copy of
+    the object gets the plain method: some pipelines copy their scheduler for a second kind of
+    latents.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._method = owner, getattr(owner, name)
         functools.update_wrapper(self, self._method, updated=())
         self.replaced = vars(owner).get(name)
-        """What the object itself had in this place, if anything."""
+        """The attribute that the object itself had before, if any."""
         self.followers: dict[Denoising, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -334,7 +351,9 @@ class _Followed:
 
 
 class _Branching(_Followed):
-    """The same of a method that gives a context, in which what blocks do lasts as long."""
+    """Wraps a method that returns a context manager; the contexts of the blocks last as long as it
+    does.
+    """
 
     @contextmanager
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -352,8 +371,8 @@ def _follow_method(
     then: Callable[..., Any],
     stack: ExitStack,
 ) -> None:
-    """Until the stack is left; then the object has its own method again, unless others follow it
-    still or someone replaced it meanwhile.
+    """Wraps a method until the stack is left. The object then has its own method again, unless
+    other blocks still follow it or someone replaced it meanwhile.
     """
     own = vars(owner)
     with _following:

@@ -1,4 +1,4 @@
-"""`options={"v_major": {...}}`, checked."""
+"""Checks the option `v_major` of the compiler, `options={"v_major": {...}}`."""
 
 from __future__ import annotations
 
@@ -10,61 +10,69 @@ from typing import Any, Literal
 from cocodiff_compile.errors import UserError, refuse_unknown
 from cocodiff_compile.given_values import is_one_of, number, shown, whole_number
 from cocodiff_compile.v_major.delta_code import BITS, FULL
+from cocodiff_compile.v_major.payload import ROLES, Payload
 from cocodiff_compile.v_major.policy import Adaptive, Fixed, Paper, Policy
-from cocodiff_compile.v_major.travel import ROLES, Travel
 
 MAX_COUNT = 1_000_000
-"""Of steps and calls: far beyond any run."""
+"""The largest number of steps or calls that is accepted, far beyond any run."""
 MAX_BUCKETS = 1_000
 MAX_BUDGET_MIB = 1e12
 
 
 @dataclass(frozen=True)
 class VMajorOptions:
-    """Defaults are what `v_major={}` means."""
+    """Holds the checked options. The defaults are the meaning of `v_major={}`."""
 
     policy: str = "adaptive"
-    """"adaptive": bits follow the target. "fixed": the same in every step. "paper": as CoCoDiff."""
+    """"adaptive" chooses the bits by the target, "fixed" uses the same payload in every step,
+    "paper" follows the schedule of the CoCoDiff paper.
+    """
     target_psnr_db: float = 40.0
-    """adaptive: how close to the exact picture."""
+    """adaptive: the wanted PSNR between the picture and the exact one."""
     gain_db: float = Adaptive.gain_db
-    """adaptive: by how much less than the target what is carried may exceed what is lost, in the
-    first step; a model's own."""
+    """adaptive: how far the signal-to-loss ratio of the first step's exchanges may be below the
+    target. It depends on the model.
+    """
     rise_db: float = Adaptive.rise_db
     """adaptive: how much more the last step may lose than the first."""
-    bits: Travel = Travel.all_in(4)  # noqa: RUF009  (frozen)
-    """fixed: of each role."""
+    bits: Payload = Payload.uniform(4)  # noqa: RUF009  (frozen)
+    """fixed: the bits per element of each role."""
     first_bits: int = FULL
-    """fixed: of steps that lean on no earlier one, the warm-up and each refresh; of the roles that
-    carry less in other steps."""
-    omitted: float = 0.0
+    """fixed: the bits of keyframes, that is of the warm-up and of each refresh. They apply to the
+    roles that other steps send in fewer bits.
+    """
+    skipped_share: float = 0.0
     """fixed: the share of a rank's tokens of which Q, K and V are not sent."""
     compare: Literal["sent", "seen"] = "sent"
-    """With what a token's V is compared where some are not sent: with what was last "sent", or with
-    what was last "seen", sent or not."""
+    """The value with which a token's V is compared where tokens are skipped: the one last "sent",
+    or the one last "seen" whether it was sent or not.
+    """
     reuse_output: bool = False
-    """Of tokens that are not sent O is taken from memory: attention over their queries, and the way
-    out, are of the others only."""
-    streams: Literal["together", "apart"] = "together"
-    """Whether the tokens that are sent are chosen from all of a rank's, or from those of each
-    projection, text and image say, on their own."""
-    unsent: Literal["skipped", "computed"] = "skipped"
-    """Whether Q and K of tokens that are not sent are computed all the same."""
+    """Whether O of skipped tokens is taken from a cache, so that attention runs over the queries of
+    the other tokens only and O's exchange carries only theirs.
+    """
+    select_per_stream: bool = False
+    """Whether tokens are selected from each stream (text and image, say) separately instead of from
+    all tokens of a rank together.
+    """
+    compute_unsent: bool = False
+    """Whether Q and K of skipped tokens are computed although they are not sent."""
     layers: tuple[float, ...] = ()
-    """How much of the share that is left out each attention of a graph leaves out; none: all."""
+    """A factor from 0 to 1 of the skipped share for each attention of a graph; empty: 1 for all."""
     buckets: int = 4
-    """paper: in how many stages the share that is not sent rises."""
-    when: Literal["pays", "always"] = "pays"
-    """"pays": an attention is left exact if coding would take longer than it saves, as far as costs
-    are known (v_first). "always": it is not asked."""
+    """paper: the number of stages in which the skipped share rises."""
+    only_if_faster: bool = True
+    """Whether an attention is sent uncompressed if coding it would take longer than it saves, as
+    far as costs are known (see v_first). If False, all attentions are coded.
+    """
     warm_up: int | None = None
-    """Steps at the beginning that lean on no earlier one; None: 1, paper: 5."""
+    """The number of keyframes at the beginning; None: 1, or 5 for the policy "paper"."""
     refresh: int | None = None
-    """Every so many steps one that leans on no earlier one, 0 for never; None: 0, paper: 10."""
+    """The period of later keyframes, 0 for none; None: 0, or 10 for the policy "paper"."""
     memory_budget_mib: float | None = None
-    """What a rank may remember at most; None: as much as it takes."""
+    """The size of all caches of a rank at most; None: unlimited."""
     guidance_passes: int = 2
-    """Calls of the model per step, which share the budget."""
+    """The number of calls of the model per step, which share the memory budget."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> VMajorOptions:
@@ -74,20 +82,20 @@ class VMajorOptions:
         _refuse_without_tokens(checked, given)
         if "guidance_passes" in given and checked.memory_budget_mib is None:
             raise UserError(
-                "option 'v_major': 'guidance_passes' share a budget, and there is none; set "
-                "'memory_budget_mib', or leave it out"
+                "option 'v_major': 'guidance_passes' divides a memory budget, and none is set; set "
+                "'memory_budget_mib', or remove 'guidance_passes'"
             )
-        if checked.compare == "seen" and not checked.compares_in_full:
+        if checked.compare == "seen" and not checked.compares_uncompressed:
             raise UserError(
-                "option 'v_major': 'compare': 'seen' needs tokens left out, and V in full: "
-                "what is coded is compared with what was last sent"
+                "option 'v_major': 'compare': 'seen' requires skipped tokens and uncompressed V; "
+                "set 'skipped_share' and 'bits': {'v': 'full', ...}, or 'compare': 'sent'"
             )
         return checked
 
     @property
-    def compares_in_full(self) -> bool:
-        travels = [travel for travel in self.make_policy().travels if travel.omitted]
-        return bool(travels) and all(travel.bits_of()["v"] == FULL for travel in travels)
+    def compares_uncompressed(self) -> bool:
+        payloads = [payload for payload in self.make_policy().payloads if payload.skipped_share]
+        return bool(payloads) and all(payload.bits_of()["v"] == FULL for payload in payloads)
 
     @property
     def budget_bytes(self) -> float | None:
@@ -100,9 +108,11 @@ class VMajorOptions:
         if self.policy == "paper":
             return Paper(warm_up, refresh, self.buckets, self.reuse_output)
         if self.policy == "fixed":
-            first = Travel.all_in(self.first_bits, is_anew=self.first_bits != FULL)
-            travel = replace(self.bits, omitted=self.omitted, reuses_output=self.reuse_output)
-            return Fixed(travel, warm_up, refresh, first)
+            first = Payload.uniform(self.first_bits, is_intra_coded=self.first_bits != FULL)
+            payload = replace(
+                self.bits, skipped_share=self.skipped_share, reuses_output=self.reuse_output
+            )
+            return Fixed(payload, warm_up, refresh, first)
         return Adaptive(self.target_psnr_db, warm_up, refresh, self.gain_db, self.rise_db)
 
 
@@ -112,11 +122,11 @@ _ONLY_FOR = {
     "rise_db": ("adaptive",),
     "bits": ("fixed",),
     "first_bits": ("fixed",),
-    "omitted": ("fixed",),
+    "skipped_share": ("fixed",),
     "compare": ("fixed", "paper"),
     "reuse_output": ("fixed", "paper"),
-    "streams": ("fixed", "paper"),
-    "unsent": ("fixed", "paper"),
+    "select_per_stream": ("fixed", "paper"),
+    "compute_unsent": ("fixed", "paper"),
     "layers": ("fixed", "paper"),
     "buckets": ("paper",),
 }
@@ -127,19 +137,19 @@ def _refuse_unused(policy: str, given: Mapping[str, Any]) -> None:
         if key in given and policy not in owners:
             named = " and ".join(map(repr, owners))
             raise UserError(
-                f"option 'v_major': {key!r} belongs to policy {named}, the policy is {policy!r}; "
-                f"leave it out or set 'policy': {owners[0]!r}"
+                f"option 'v_major': {key!r} applies only to policy {named}, and the policy is "
+                f"{policy!r}; remove {key!r} or set 'policy': {owners[0]!r}"
             )
 
 
 def _refuse_without_tokens(options: VMajorOptions, given: Mapping[str, Any]) -> None:
-    if options.policy == "paper" or options.omitted:
+    if options.policy == "paper" or options.skipped_share:
         return
-    for key in ("reuse_output", "streams", "unsent", "layers"):
+    for key in ("reuse_output", "select_per_stream", "compute_unsent", "layers"):
         if key in given:
             raise UserError(
-                f"option 'v_major': {key!r} is about tokens that are not sent, and all are; set "
-                "'omitted', or leave it out"
+                f"option 'v_major': {key!r} applies to skipped tokens, and no token is skipped; "
+                f"set 'skipped_share', or remove {key!r}"
             )
 
 
@@ -158,10 +168,10 @@ def _check_word(key: str, *allowed: str) -> Callable[[object], str]:
 
 def _check_number(key: str, least: int, most: int) -> Callable[[object], float]:
     def check(value: object) -> float:
-        found = number(value)
-        if found is None or not least <= found <= most:
+        checked = number(value)
+        if checked is None or not least <= checked <= most:
             raise _refuse(key, value, f"a number from {least} to {most}")
-        return found
+        return checked
 
     return check
 
@@ -178,13 +188,13 @@ def _check_flag(key: str, value: object) -> bool:
     return value
 
 
-def _check_bits(value: object) -> Travel:
+def _check_bits(value: object) -> Payload:
     if isinstance(value, Mapping):
         if set(value) != set(ROLES):
             raise _refuse("bits", value, "one value, or a dict with the keys q, k, v, o")
         q, k, v, o = (_check_width("bits", value[role]) for role in ROLES)
-        return Travel((q, k, v, o))
-    return Travel.all_in(_check_width("bits", value))
+        return Payload((q, k, v, o))
+    return Payload.uniform(_check_width("bits", value))
 
 
 def _check_width(key: str, value: object) -> int:
@@ -227,14 +237,14 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "rise_db": _check_number("rise_db", 0, 50),
     "bits": _check_bits,
     "first_bits": functools.partial(_check_width, "first_bits"),
-    "omitted": _check_number("omitted", 0, 1),
+    "skipped_share": _check_number("skipped_share", 0, 1),
     "reuse_output": functools.partial(_check_flag, "reuse_output"),
-    "streams": _check_word("streams", "together", "apart"),
-    "unsent": _check_word("unsent", "skipped", "computed"),
+    "select_per_stream": functools.partial(_check_flag, "select_per_stream"),
+    "compute_unsent": functools.partial(_check_flag, "compute_unsent"),
     "layers": _check_layers,
     "compare": _check_word("compare", "sent", "seen"),
     "buckets": _check_count("buckets", 1, may_be_none=False, most=MAX_BUCKETS),
-    "when": _check_word("when", "pays", "always"),
+    "only_if_faster": functools.partial(_check_flag, "only_if_faster"),
     "warm_up": _check_count("warm_up", 1, may_be_none=True),
     "refresh": _check_count("refresh", 0, may_be_none=True),
     "memory_budget_mib": _check_budget,

@@ -1,4 +1,6 @@
-"""Which step carries what: pure functions of the step and of numbers that all ranks share."""
+"""Chooses the payload of each denoising step, by pure functions of the step and of numbers that all
+ranks share.
+"""
 
 from __future__ import annotations
 
@@ -6,83 +8,86 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cocodiff_compile.v_major.delta_code import BITS, distortion
-from cocodiff_compile.v_major.travel import IN_FULL, Travel
+from cocodiff_compile.v_major.payload import UNCOMPRESSED, Payload
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What is known before a step. `drift`: the share of its energy that a head of a token lost in
-    the last step's exchanges, in the mean over all of all ranks; None if nothing was lost or
-    measured. `worst`: what the one lost that lost most.
+    """Holds what a policy knows before a step.
+
+    `drift` is the share of its energy that a head of a token lost in the exchanges of the last
+    step, averaged over all heads and ranks; None if nothing was lost or measured. `worst` is the
+    largest such share.
     """
 
     step: int
     num_steps: int | None
     drift: float | None = None
-    last: Travel = IN_FULL
+    last: Payload = UNCOMPRESSED
     worst: float = 0.0
 
 
 class Policy(Protocol):
     @property
-    def first(self) -> Travel:
-        """What a step carries that cannot lean on an earlier one; it stands alone."""
+    def first(self) -> Payload:
+        """The payload of a step that cannot use caches of an earlier one; it is a keyframe."""
         ...
 
     @property
-    def usual(self) -> Travel:
-        """What most steps are expected to carry; costs are estimated for it."""
+    def usual(self) -> Payload:
+        """The payload that most steps are expected to have; costs are estimated for it."""
         ...
 
     @property
-    def travels(self) -> tuple[Travel, ...]:
-        """All that it may choose."""
+    def payloads(self) -> tuple[Payload, ...]:
+        """All payloads that the policy may choose."""
         ...
 
     @property
     def measures_drift(self) -> bool: ...
 
-    def choose(self, facts: StepFacts) -> Travel: ...
+    def choose(self, facts: StepFacts) -> Payload: ...
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """The same in every step, but for `warm_up` steps at the beginning and every `refresh`-th after
-    them (0: none), which carry `first`.
+    """Chooses the same payload in every step, except for `warm_up` steps at the beginning and every
+    `refresh`-th step after them (0: none), which have the payload `first`.
     """
 
-    travel: Travel
+    payload: Payload
     warm_up: int = 1
     refresh: int = 0
-    first: Travel = IN_FULL
+    first: Payload = UNCOMPRESSED
 
     @property
-    def usual(self) -> Travel:
-        return self.travel
+    def usual(self) -> Payload:
+        return self.payload
 
     @property
-    def travels(self) -> tuple[Travel, ...]:
-        return (self.first, self.travel)
+    def payloads(self) -> tuple[Payload, ...]:
+        return (self.first, self.payload)
 
     @property
     def measures_drift(self) -> bool:
         return False
 
-    def choose(self, facts: StepFacts) -> Travel:
-        return self.first if is_refreshed(facts, self.warm_up, self.refresh) else self.travel
+    def choose(self, facts: StepFacts) -> Payload:
+        return self.first if is_refreshed(facts, self.warm_up, self.refresh) else self.payload
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """As few bits as keep the picture within `target_psnr_db` of the exact one; where no number of
-    bits does, or a first step lost too much, a step in full, and after that one in most bits.
+    """Chooses the fewest bits that keep the picture within `target_psnr_db` of the exact one. If no
+    number of bits does, or if a first step lost too much, it sends a step uncompressed and the next
+    one in the most bits.
 
-    The drift of the last step tells how much a step changes; from that follows what each number of
-    bits would lose. The energy of what is carried, over that of what is lost, may be `gain_db`
-    below the target in the first step. What later steps lose moves a picture less: the allowance
-    rises until the last one, by `rise_db`. Both were fitted to the small trained model. The head of
-    a token that loses most may lose `worst_db` more than all do in the mean; on that model, with 2
-    and 4 bits, it mostly lost 17 dB more and once 26.
+    The drift of the last step tells how much a step changes, from which the loss of each number of
+    bits follows. The energy of what is sent over the energy of what is lost may be `gain_db` below
+    the target in the first step. Later losses change a picture less: the allowance rises by
+    `rise_db` until the last step. Both were fitted to the small trained model. The head of a token
+    that loses most may lose `worst_db` more than the mean; on that model, with 2 and 4 bits, it
+    mostly lost 17 dB more and once 26.
     """
 
     target_psnr_db: float
@@ -93,38 +98,42 @@ class Adaptive:
     worst_db: float = 25.0
 
     @property
-    def first(self) -> Travel:
-        """In full only if the most bits would lose too much."""
+    def first(self) -> Payload:
+        """The payload of a keyframe: intra-coded, unless even the most bits would lose too much."""
         most = BITS[-1]
         return (
-            Travel.all_in(most, is_anew=True) if distortion(most) <= self._allowed(0) else IN_FULL
+            Payload.uniform(most, is_intra_coded=True)
+            if distortion(most) <= self._allowed(0)
+            else UNCOMPRESSED
         )
 
     @property
-    def usual(self) -> Travel:
-        """Also while no change was seen yet: 4 bits, all of them if even a first step needs more
-        than that.
+    def usual(self) -> Payload:
+        """The payload of most steps, and of steps before any drift is measured: 4 bits, or the most
+        bits if a keyframe needs to be uncompressed.
         """
-        return Travel.all_in(4 if self.first.is_anew else BITS[-1])
+        return Payload.uniform(4 if self.first.is_intra_coded else BITS[-1])
 
     @property
-    def travels(self) -> tuple[Travel, ...]:
-        return tuple(dict.fromkeys((self.first, IN_FULL, *map(Travel.all_in, BITS))))
+    def payloads(self) -> tuple[Payload, ...]:
+        return tuple(dict.fromkeys((self.first, UNCOMPRESSED, *map(Payload.uniform, BITS))))
 
     @property
     def measures_drift(self) -> bool:
         return True
 
-    def choose(self, facts: StepFacts) -> Travel:
+    def choose(self, facts: StepFacts) -> Payload:
         if is_refreshed(facts, self.warm_up, self.refresh):
             return self.first
-        if facts.last.is_full:
-            return Travel.all_in(BITS[-1])
+        if facts.last.is_uncompressed:
+            return Payload.uniform(BITS[-1])
         if facts.drift is None:
             return self.usual
         allowed = self._allowed(facts.step / facts.num_steps if facts.num_steps else 0)
-        if facts.last.is_anew:
-            return self.usual if self._is_allowed(facts.drift, facts.worst, allowed) else IN_FULL
+        if facts.last.is_intra_coded:
+            return (
+                self.usual if self._is_allowed(facts.drift, facts.worst, allowed) else UNCOMPRESSED
+            )
         coded = distortion(facts.last.bits[0])
         change, worst = facts.drift / coded, facts.worst / coded
         enough = (
@@ -132,15 +141,17 @@ class Adaptive:
             for bits in BITS
             if self._is_allowed(change * distortion(bits), worst * distortion(bits), allowed)
         )
-        return next(map(Travel.all_in, enough), IN_FULL)
+        return next(map(Payload.uniform, enough), UNCOMPRESSED)
 
     def _is_allowed(self, lost: float, worst: float, allowed: float) -> bool:
-        """Not if it is unknown how much is lost: NaN is not less than anything."""
+        """Returns whether the loss is allowed. An unknown loss is not: NaN is not less than
+        anything.
+        """
         return lost <= allowed and worst <= allowed * 10 ** (self.worst_db / 10)
 
     def _allowed(self, progress: float) -> float:
-        """What exchanges may lose, as a share of the energy of what they carry. `progress` goes
-        from 0 to 1, and stays 0 where nobody said how many steps there are.
+        """Returns the share of the energy sent that exchanges may lose. `progress` goes from 0 to
+        1, and stays 0 where the number of steps is unknown.
         """
         gain_db = self.gain_db + self.rise_db * progress
         return float(10 ** ((gain_db - self.target_psnr_db) / 10))
@@ -148,47 +159,50 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Paper:
-    """CoCoDiff's own: after `warm_up` steps the share of tokens that are not sent rises from 0 to 1
-    until the last step, in `buckets` stages. Every `refresh`-th step, and O always, travel in full.
+    """Chooses payloads as the CoCoDiff paper does. After `warm_up` steps the share of skipped
+    tokens rises from 0 to 1 until the last step, in `buckets` stages. Every `refresh`-th step, and
+    O always, is sent uncompressed.
     """
 
     warm_up: int = 5
     refresh: int = 10
     buckets: int = 4
     reuses_output: bool = False
-    """O of tokens that are not sent is not sent either."""
+    """Whether O of skipped tokens is not sent either."""
 
     @property
-    def first(self) -> Travel:
-        return IN_FULL
+    def first(self) -> Payload:
+        return UNCOMPRESSED
 
     @property
-    def usual(self) -> Travel:
-        return self._leaving_out(0.5)
+    def usual(self) -> Payload:
+        return self._skipping(0.5)
 
     @property
-    def travels(self) -> tuple[Travel, ...]:
+    def payloads(self) -> tuple[Payload, ...]:
         shares = (stage / self.buckets for stage in range(1, self.buckets + 1))
-        return (IN_FULL, *map(self._leaving_out, shares))
+        return (UNCOMPRESSED, *map(self._skipping, shares))
 
     @property
     def measures_drift(self) -> bool:
         return False
 
-    def choose(self, facts: StepFacts) -> Travel:
+    def choose(self, facts: StepFacts) -> Payload:
         if facts.num_steps is None or is_refreshed(facts, self.warm_up, self.refresh):
-            return IN_FULL
+            return UNCOMPRESSED
         rising = max(1, facts.num_steps - 1 - self.warm_up)
         stage = round((facts.step - self.warm_up) / rising * self.buckets)
-        return self._leaving_out(stage / self.buckets)
+        return self._skipping(stage / self.buckets)
 
-    def _leaving_out(self, share: float) -> Travel:
-        return replace(IN_FULL, omitted=share, reuses_output=self.reuses_output and share > 0)
+    def _skipping(self, share: float) -> Payload:
+        return replace(
+            UNCOMPRESSED, skipped_share=share, reuses_output=self.reuses_output and share > 0
+        )
 
 
 def is_refreshed(facts: StepFacts, warm_up: int, refresh: int) -> bool:
-    """Whether a step stands alone whatever its data: the first ones, every `refresh`-th after
-    them, and those beyond the number that was announced.
+    """Returns whether a step is a keyframe whatever its data: one of the first `warm_up`, every
+    `refresh`-th after them, and any beyond the announced number of steps.
     """
     if facts.step < warm_up:
         return True

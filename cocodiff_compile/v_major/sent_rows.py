@@ -1,12 +1,12 @@
-"""What of an attention need not be computed where some tokens are not sent.
+"""Restricts what an attention computes to the tokens that are sent.
 
-    Q, K   projections, norms and rotations of tokens that are not sent, unless a projection makes
-           other things too
-    O      attention over the queries of such tokens, where its result is taken from memory
+    Q, K   projections, norms and rotations of skipped tokens are not computed, unless the
+           projection also serves something else
+    O      attention over the queries of skipped tokens is not computed where O is reused
 
-V is computed of all tokens: it tells which ones are sent. Tokens of several projections, text and
-image say, are streams; which rows of each are sent is known beforehand only if they are chosen from
-each stream on its own.
+V is computed for all tokens, because it decides which tokens are sent. Tokens of different
+projections, text and image for example, are streams. The number of rows sent of each stream is
+known at compile time only if tokens are selected per stream.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from cocodiff_compile.cut.row_cut import RowCut, reshaped_cut, run_of_operand, s
 from cocodiff_compile.ir.aten import aten, bound, emit, matmul_operands, shape_of, value_of
 from cocodiff_compile.ir.layout import known
 from cocodiff_compile.ir.records import Leg, UlyssesSite
-from cocodiff_compile.v_major.remembered_exchange import RememberedExchange, SentTokens
+from cocodiff_compile.v_major.cached_exchange import CachedExchange, SentTokens
 
 Quota: TypeAlias = "Callable[[int], int]"
-"""How many of so many tokens are sent."""
+"""Maps a number of tokens to the number of them that are sent."""
 Streams: TypeAlias = "tuple[tuple[int, int], ...]"
-"""(tokens, those that are sent), one stream behind the other."""
+"""(tokens, tokens sent) of each stream, in the order in which the streams follow each other."""
 
 
 def plan_leg(leg: Leg, packed: Node, quota: Quota) -> PickPlan:
-    """How what is packed of Q, K or V is computed of sent tokens; CutUnknown if it is unclear."""
+    """Plans how the packed rows of Q, K or V are computed for sent tokens only. Raises CutUnknown
+    if that is unclear.
+    """
     before, tokens = leg.exchange.token_rows or (0, 0)
     rows = {item.node: known(item.rows) or 0 for item in leg.projections}
     if not tokens or sum(rows.values()) % tokens:
@@ -61,13 +63,16 @@ def plan_leg(leg: Leg, packed: Node, quota: Quota) -> PickPlan:
 
 
 def streams_of(site: UlyssesSite, packed: Node) -> tuple[int, ...]:
-    """Tokens of a rank by projection, as they lie one behind the other; CutUnknown if unclear."""
+    """Returns the number of this rank's tokens per projection, in packed order. Raises CutUnknown
+    if it is unclear.
+    """
     return plan_leg(site.v, packed, lambda tokens: tokens).stream_rows
 
 
 def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) -> PickPlan:
-    """How what is packed of O is computed of queries that are sent, if nothing else needs those of
-    the others; before Q is rewritten. CutUnknown if it cannot be told.
+    """Plans how the packed rows of O are computed from the queries that are sent, if nothing else
+    reads the other rows. It must be called before Q is rewritten. Raises CutUnknown if that is
+    unclear.
     """
     assert site.q.exchange.token_rows is not None
     before, tokens = site.q.exchange.token_rows
@@ -79,12 +84,14 @@ def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) 
     for node, step in plan.rows.steps.items():
         for source in step.by_run:
             if source not in plan.rows.steps and run_of_operand(node, source, step.cut):
-                raise CutUnknown(f"{node.name} reads rows of {source.name} by their place")
+                raise CutUnknown(f"{node.name} reads rows of {source.name} by their position")
     return plan
 
 
 def _refuse_other_readers(plan: PickPlan, leg: Leg) -> None:
-    """All that is computed of fewer rows must be for the exchange of `leg` alone."""
+    """Raises CutUnknown if anything but the exchange of `leg` reads a node that would have fewer
+    rows.
+    """
     for node in plan.rows.steps:
         for user in node.users:
             is_sent = node is plan.end and user is leg.exchange.start
@@ -94,18 +101,20 @@ def _refuse_other_readers(plan: PickPlan, leg: Leg) -> None:
 
 @dataclass(frozen=True)
 class SentRows:
-    """Computes what is sent of one attention."""
+    """Emits the computation of the rows that are sent of one attention."""
 
     graph: Graph
     tokens: SentTokens
     streams: Streams
     replaced: dict[Node, Node] = field(default_factory=dict)
-    """By what they stand for: matmuls and attentions of fewer rows."""
+    """Matmuls and attentions of all rows, mapped to their replacements of fewer rows."""
     _taken: dict[tuple[Node, int], Node] = field(default_factory=dict)
     _which: list[Node] = field(default_factory=list)
 
-    def of_leg(self, leg: Leg, rewrite: RememberedExchange) -> Node:
-        """What is packed of tokens that are sent; CutUnknown if it cannot be told."""
+    def of_leg(self, leg: Leg, rewrite: CachedExchange) -> Node:
+        """Returns the packed rows of sent tokens. Raises CutUnknown if it is unclear which they
+        are.
+        """
         if any(item.is_fused for item in leg.projections):
             raise CutUnknown(f"{leg.role.upper()} is projected together with others")
         sent = dict(self.streams)
@@ -116,8 +125,8 @@ class SentRows:
         with self.graph.inserting_before(rewrite.flat.start):
             which = self._which_rows()
             given = {
-                node: self._projected(node, plan.rows.steps[node].cut, which[place], place)
-                for place, node in enumerate(plan.streams)
+                node: self._projected(node, plan.rows.steps[node].cut, which[index], index)
+                for index, node in enumerate(plan.streams)
             }
             begins: tuple[Node | None, ...] = (*plan.streams, None)
             packed = self._emit(plan, given, dict(zip(begins, which, strict=True)))
@@ -125,7 +134,9 @@ class SentRows:
             return packed
 
     def _which_rows(self) -> list[Node]:
-        """Of each stream, counted from its beginning, and of all of them: [count]."""
+        """Returns the sent rows of each stream, counted from its first row, and then those of all
+        streams, each as [count].
+        """
         if not self._which:
             begin = first = 0
             for tokens, count in self.streams:
@@ -136,14 +147,14 @@ class SentRows:
             self._which.append(self._call(aten.reshape.default, self.tokens.own, [first]))
         return self._which
 
-    def _projected(self, matmul: Node, cut: RowCut, which: Node, place: int) -> Node:
+    def _projected(self, matmul: Node, cut: RowCut, which: Node, stream: int) -> Node:
         left, _ = matmul_operands(matmul)
-        if (left, place) not in self._taken:
-            self._taken[left, place] = take_rows(self.graph, left, cut, which)
-        return multiply_rows(self.graph, matmul, self._taken[left, place])
+        if (left, stream) not in self._taken:
+            self._taken[left, stream] = take_rows(self.graph, left, cut, which)
+        return multiply_rows(self.graph, matmul, self._taken[left, stream])
 
     def of_output(self, plan: PickPlan, arrived: Node) -> Node:
-        """What is packed of O, computed of the queries that `arrived`."""
+        """Returns the packed rows of O, computed from the queries that `arrived`."""
         (query,) = plan.streams
         cut = plan.rows.steps[query].cut
         shape = list(sizes_of(query))
@@ -156,10 +167,10 @@ class SentRows:
         self, plan: PickPlan, given: Mapping[Node, Node], which: Mapping[Node | None, Node]
     ) -> Node:
         rows = PickedRows(self.graph, plan.rows, which=which)
-        found = rows.emit(plan, given)
+        packed = rows.emit(plan, given)
         made = {node: runs[0] for node, runs in rows.runs.items() if runs[0] is not None}
         self.replaced.update({node: run for node, run in made.items() if node not in given})
-        return found
+        return packed
 
     def _call(self, target: Callable[..., object], source: Node, *args: object) -> Node:
         return emit(self.graph, target, source, *args, like=source)

@@ -1,7 +1,9 @@
-"""Some tokens of what ranks send to each other: values are [P, before, tokens, behind].
+"""Selects, reads and writes the rows of some tokens in exchanged values [P, before, tokens,
+behind].
 
-`tokens` tells which, in order: [1, count] if these are the same for all P ranks, else [P, count].
-Plain functions of tensors: passes trace them into graphs, tests call them.
+The argument `tokens` holds token indices in ascending order: [1, count] if they are the same for
+all P ranks, [P, count] otherwise. These are plain functions of tensors, which passes trace into
+graphs and tests call.
 """
 
 from __future__ import annotations
@@ -11,27 +13,29 @@ from torch import Tensor
 
 
 def changed_most(values: Tensor, compared: Tensor, streams: tuple[tuple[int, int], ...]) -> Tensor:
-    """Those that differ most from what they are compared with, by the sum of absolute differences
-    over ranks, samples, heads and their elements: of each of the `streams`, (tokens, count), that
-    lie one behind the other, so many. What is not finite differs most.
+    """Returns the indices, [1, count], of the tokens that differ most from `compared`, by the sum
+    of absolute differences over ranks, samples, heads and their elements.
+
+    `streams` holds (tokens, number to choose) of each stream, in the order in which they follow
+    each other. A value that is not finite counts as the largest difference.
     """
     change = (values.to(torch.float32) - compared.to(torch.float32)).abs().sum((0, 1, 3))
     change = torch.where(change < float("inf"), change, float("inf"))
-    found, begin = [], 0
+    chosen, begin = [], 0
     for tokens, count in streams:
         most = change[begin : begin + tokens].topk(count).indices.sort().values
-        found.append(most + begin)
+        chosen.append(most + begin)
         begin += tokens
-    return torch.cat(found).unsqueeze(0)
+    return torch.cat(chosen).unsqueeze(0)
 
 
 def take_tokens(values: Tensor, tokens: Tensor) -> Tensor:
-    """[P, before, count, behind]"""
+    """Returns the rows of some tokens, [P, before, count, behind]."""
     return values.gather(2, _index(tokens, values))
 
 
 def put_tokens(values: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-    """`values` with other rows for some tokens."""
+    """Returns `values` with the rows of some tokens replaced."""
     return values.scatter(2, _index(tokens, values), rows)
 
 

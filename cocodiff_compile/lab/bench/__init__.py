@@ -1,1 +1,1 @@
-"""Benchmarks of whole models over slow links: what `cocodiff bench` runs."""
+"""Implements `cocodiff bench`: benchmarks of whole models over slow links."""

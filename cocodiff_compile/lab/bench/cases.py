@@ -1,4 +1,6 @@
-"""What is measured: workloads on grids of ranks, over links of chosen speed, in several ways."""
+"""Defines what is measured: workloads on grids of ranks, over links of chosen speed, in several
+variants.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MIN_REPEATS = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """A model of a public architecture with random weights, and how large a call is."""
+    """Describes a model of a public architecture with random weights, and the size of its
+    inputs.
+    """
 
     model: str
     dtype: str = "fp32"
@@ -35,20 +39,24 @@ class Workload:
 
     @property
     def num_attentions(self) -> int:
-        """That exchange heads."""
+        """The number of attentions that exchange heads."""
         return self.small_model.num_ulysses_attentions(self.build())
 
     def of_dtype(self, dtype: str) -> Workload:
         return replace(self, dtype=dtype)
 
     def for_ranks(self, num_ranks: int) -> Workload:
-        """With heads and tokens that can be shared by so many: not every way pads them."""
+        """Returns the workload with heads and tokens rounded up to multiples of `num_ranks`, since
+        not every variant pads them.
+        """
         sizes = ("heads", "image_tokens", "text_tokens")
         shared = {name: -(-getattr(self, name) // num_ranks) * num_ranks for name in sizes}
         return replace(self, **shared)
 
     def build(self) -> nn.Module:
-        """The same weights on every rank and in every way, on this rank's accelerator if any."""
+        """Returns the model, with the same weights on every rank and in every variant, on this
+        rank's accelerator if there is one.
+        """
         model = self.small_model.build(
             num_layers=self.num_layers,
             num_single_layers=self.num_single_layers,
@@ -71,8 +79,8 @@ WORKLOADS = {
     "wan": Workload("wan", image_tokens=1152),
     "flux-short": Workload("flux", num_layers=1, num_single_layers=1),
 }
-"""Of like size, but the last, which compiles in a third of the time. FLUX's is the one that other
-projects' figures are known for.
+"""The workloads have similar sizes, except for "flux-short", which compiles in a third of the time.
+Other projects publish figures for FLUX.
 """
 
 
@@ -98,18 +106,19 @@ class Grid:
 
 @dataclass(frozen=True)
 class Case:
-    """One workload on one grid, at several speeds of the links: those that make communication
-    `shares` per cent of a stock step, and `rates_mbit`; with neither, the links as they are.
+    """A case is one workload on one grid, at several link speeds: those that make communication
+    `shares` per cent of a stock step, and `rates_mbit`. With neither, the links are used as they
+    are.
     """
 
     workload: Workload
     grid: Grid
-    ways: tuple[str, ...]
+    variants: tuple[str, ...]
     shares: tuple[int, ...] = ()
     rates_mbit: tuple[float, ...] = ()
     repeats: int = MIN_REPEATS
     profiled: bool = False
-    """Look at one step of every way under the profiler, instead of measuring."""
+    """Whether one step of every variant is profiled instead of measured."""
 
     @property
     def title(self) -> str:
@@ -126,7 +135,7 @@ class Case:
         return cls(
             Workload(**data["workload"]),
             Grid(**data["grid"]),
-            tuple(data["ways"]),
+            tuple(data["variants"]),
             tuple(data["shares"]),
             tuple(data["rates_mbit"]),
             data["repeats"],

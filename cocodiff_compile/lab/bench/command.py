@@ -1,4 +1,4 @@
-"""`cocodiff bench`: arguments in, tables, JSON and pictures out."""
+"""Implements `cocodiff bench`: parses arguments, runs the cases, writes tables, JSON and plots."""
 
 from __future__ import annotations
 
@@ -23,44 +23,48 @@ _PRESETS = {
         "dtypes": "fp32",
         "grids": "2x1,2x2",
         "shares": "55,75",
-        "ways": "inductor,cache-dit,cocodiff",
+        "variants": "inductor,cache-dit,cocodiff",
     },
     "timeline": {
         "models": "flux",
         "dtypes": "fp32",
         "grids": "2x1",
         "shares": "75",
-        "ways": "inductor,cocodiff",
+        "variants": "inductor,cocodiff",
     },
 }
-"""What the lists default to, by option."""
+"""The defaults of the list options, by preset."""
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command; what it needs is imported when it runs."""
+    """Adds the command. Its dependencies are imported when it runs."""
     bench = commands.add_parser(
         "bench",
-        help="measure a step over slow links: stock, rivals and ours, with the limit beside each",
-        description="Starts an emulated cluster (root). Started by torchrun or mpiexec, it "
-        "measures the ranks it finds instead, on the links they have.",
+        help="measure a step over slow links: stock, rivals and cocodiff, each with the limit",
+        description="Runs on an emulated cluster, which requires root. If started by torchrun "
+        "or mpiexec, it measures the launched ranks on their own links instead.",
     )
-    bench.add_argument("--quick", action="store_true", help="a short FLUX, two grids, three ways")
+    bench.add_argument(
+        "--quick", action="store_true", help="measure a short FLUX on two grids, three variants"
+    )
     bench.add_argument(
         "--timeline",
         action="store_true",
-        help="instead of measuring, draw one step of every way as the profiler sees it",
+        help="profile one step of every variant and draw it, instead of measuring",
     )
     lists = {
         "models": "flux,sd3.5,qwen-image,wan, or flux-short",
         "dtypes": "fp32,bf16",
         "grids": "nodes x tiles: 2x1,2x2,4x2",
-        "shares": "links that make communication so many per cent of a stock step: 30,50,75,90",
-        "rates": "links of so many Mbit/s, instead of shares",
-        "ways": "what is compared; default: all",
+        "shares": "set links so that communication is A, B per cent of a stock step: 30,50,75,90",
+        "rates": "set links to A, B Mbit/s, instead of shares",
+        "variants": "the variants to compare; default: all",
     }
     for name, text in lists.items():
         bench.add_argument(f"--{name}", metavar="A,B", help=text)
-    bench.add_argument("--repeats", type=int, default=8, help="rounds, at least 8 (the default)")
+    bench.add_argument(
+        "--repeats", type=int, default=8, help="the number of rounds, at least 8 (the default)"
+    )
     bench.add_argument("--out", type=Path, default=Path("build/bench"), metavar="DIR")
     bench.add_argument(
         "--resume", action="store_true", help="keep the cases that DIR/results.json already has"
@@ -70,13 +74,15 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         nargs=2,
         type=Path,
         metavar=("OLD", "NEW"),
-        help="two results.json; runs nothing",
+        help="compare two results.json without running anything",
     )
     bench.set_defaults(run=run_bench)
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
-    """The exit status: 2 for what the user can fix, 1 if a case could not be measured."""
+    """Returns the exit status: 2 for an error that the user can fix, 1 if a case could not be
+    measured.
+    """
     try:
         if parsed.compare:
             return _compare(*parsed.compare)
@@ -86,7 +92,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
         print(f"cocodiff bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; the cluster and all its processes are gone", file=sys.stderr)
+        print("\ninterrupted; the cluster and all its processes were removed", file=sys.stderr)
         return 130
 
 
@@ -106,7 +112,7 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, RecursionError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise UserError(f"{path} is no result of this version of cocodiff bench")
+        raise UserError(f"{path} was not written by this version of cocodiff bench; measure again")
     return data
 
 
@@ -131,20 +137,22 @@ def _measure(parsed: argparse.Namespace) -> int:
 
 
 def _measure_here(parsed: argparse.Namespace) -> int:
-    """As one of the ranks that somebody started."""
+    """Measures as one of the ranks that a launcher started."""
     from cocodiff_compile.lab.bench.rank import measure_here  # noqa: PLC0415
 
     file = _results_file(parsed.out)
     ignored = [name for name in ("grids", "shares", "rates", "resume") if getattr(parsed, name)]
     if ignored and os.environ["RANK"] == "0":
         options = ", ".join(f"--{name}" for name in ignored)
-        print(f"cocodiff bench: {options}: ignored on ranks that somebody else started")
+        print(f"cocodiff bench: {options} ignored: the launcher determines ranks and links")
     run = measure_here(lambda grid: find_cases(parsed, grid), lambda run: _keep(run, file))
     return 0 if run is None else _put_out(run, parsed.out)
 
 
 def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]:
-    """What the arguments ask for; `grid` where it is not ours to choose."""
+    """Returns the cases that the arguments ask for. `grid` is given where a launcher has fixed
+    it.
+    """
     from cocodiff_compile.lab.bench.cases import (  # noqa: PLC0415
         DTYPES,
         MIN_REPEATS,
@@ -152,31 +160,31 @@ def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]
         Case,
         Grid,
     )
-    from cocodiff_compile.lab.bench.ways import STOCK, WAYS  # noqa: PLC0415
+    from cocodiff_compile.lab.bench.variants import STOCK, VARIANTS  # noqa: PLC0415
 
     if parsed.repeats < MIN_REPEATS:
-        raise UserError(f"--repeats {parsed.repeats}; allowed: from {MIN_REPEATS}")
+        raise UserError(f"--repeats {parsed.repeats}; allowed: {MIN_REPEATS} or more")
     models = _chosen(parsed, "models", WORKLOADS, MODELS)
     dtypes = _chosen(parsed, "dtypes", DTYPES)
-    ways = _chosen(parsed, "ways", WAYS)
-    if STOCK not in ways:
-        raise UserError(f"--ways must hold {STOCK!r}, which the others are compared with")
+    variants = _chosen(parsed, "variants", VARIANTS)
+    if STOCK not in variants:
+        raise UserError(f"--variants must include {STOCK!r}, with which the others are compared")
     grids = [Grid.parse(text) for text in ([grid] if grid else _list(parsed, "grids") or GRIDS)]
     if not grid and any(item.nodes == 1 for item in grids):
-        raise UserError("--grids: an emulated cluster has 2 nodes or more")
+        raise UserError("--grids: an emulated cluster has 2 nodes or more, as in 2x1")
     rates = _numbers(parsed, "rates", 0.1, 100_000)
     shares = () if rates else _numbers(parsed, "shares", 1, 99) or SHARES
     return [
         Case(
-            WORKLOADS[model].of_dtype(dtype).for_ranks(place.num_ranks),
-            place,
-            tuple(ways),
+            WORKLOADS[model].of_dtype(dtype).for_ranks(position.num_ranks),
+            position,
+            tuple(variants),
             tuple(int(share) for share in shares),
             tuple(rates),
             parsed.repeats,
             parsed.timeline,
         )
-        for model, dtype, place in itertools.product(models, dtypes, grids)
+        for model, dtype, position in itertools.product(models, dtypes, grids)
     ]
 
 

@@ -1,20 +1,24 @@
-"""Two runs side by side: which figures moved, and by more than the noise of either."""
+"""Compares two runs: lists the speedups that changed by more than the noise of either run."""
 
 from __future__ import annotations
 
-from cocodiff_compile.lab.bench.results import NOISE_LIMIT, Point, Report, WayResult
+from cocodiff_compile.lab.bench.results import NOISE_LIMIT, Point, Report, VariantResult
 from cocodiff_compile.report.describe import format_table
 
-_HEADERS = ("point", "way", "step ms", "", "over stock", "", "change", "noise", "")
+_HEADERS = ("point", "variant", "step ms", "", "over stock", "", "change", "noise", "")
 
 
 def compare_reports(old: Report, new: Report) -> str:
-    """Speedups over stock within each run, since two runs see two machines."""
+    """Returns a table of speedups over stock. They are taken within each run, since two runs may
+    see two machines.
+    """
     rows = []
     for before, after in _common_points(old, new):
-        known = {way.name: way for way in before.ready}
+        known = {variant.name: variant for variant in before.ready}
         rows += [
-            _row(before, known[way.name], after, way) for way in after.ready if way.name in known
+            _row(before, known[variant.name], after, variant)
+            for variant in after.ready
+            if variant.name in known
         ]
     if not rows:
         return "the two runs have no point in common"
@@ -39,7 +43,7 @@ def _key(point: Point) -> tuple[object, ...]:
     return point.case.workload, point.case.grid, share, share or point.data["rate_mbit"]
 
 
-def _row(before: Point, old: WayResult, after: Point, new: WayResult) -> list[str]:
+def _row(before: Point, old: VariantResult, after: Point, new: VariantResult) -> list[str]:
     ratios = before.over_stock(old), after.over_stock(new)
     change = ratios[1] / ratios[0] - 1 if ratios[0] and ratios[1] else 0.0
     noise = max(before.noise(old), after.noise(new))

@@ -1,6 +1,6 @@
-"""Which rate of the links makes communication take a wanted time: pure functions of numbers.
+"""Finds the link rate at which communication takes a wanted time, by pure functions of numbers.
 
-time = a + b / rate      a: what the processor spends on it, b: bits on the wire
+time = a + b / rate      a: processor time of the exchanges, b: bits on the wire
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MAX_MBIT = 10_000.0
-"""Beyond it the emulated links are as good as unlimited."""
+"""The rate above which emulated links are as good as unlimited."""
 
 Trial = tuple[float, float]
 """A rate in Mbit/s, and the seconds that communication added to a step."""
 
 
 def next_rate(trials: Sequence[Trial], wanted_s: float) -> float:
-    """From the two trials that came nearest; from one alone, or two that contradict each other,
-    with a = 0. MAX_MBIT where the processor's part alone takes longer.
+    """Returns the rate fitted to the two trials nearest to `wanted_s`. With one trial, or two that
+    contradict each other, the fit assumes a = 0. Returns MAX_MBIT if the processor time is already
+    too long.
     """
     nearest = sorted(trials, key=lambda trial: abs(trial[1] - wanted_s))
     fixed_s, wire_megabits = _fit(nearest[0], nearest[1]) if len(trials) > 1 else _alone(nearest[0])

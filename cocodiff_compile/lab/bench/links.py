@@ -1,4 +1,6 @@
-"""The links under a running benchmark: set their rate, stream over them, read their counters."""
+"""Controls the links of a running benchmark: sets their rate, streams over them, reads their
+counters.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +21,33 @@ from cocodiff_compile.ranks.launch.init_distributed import rank_device
 
 LINKS_VARIABLE = "COCODIFF_BENCH_LINKS"
 _HEADER_BYTES = 66
-"""Ethernet 14, IPv4 20, TCP 32 with timestamps; a packet without payload is an acknowledgement."""
+"""Ethernet 14, IPv4 20, TCP 32 with timestamps. A packet without payload is an acknowledgement."""
 
 _STREAMS, _STREAM_S = 2, 0.7
 _CONNECT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this rank stands."""
+class RankPosition:
+    """Holds the rank of this process and the layout of ranks on nodes."""
 
     rank: int
     num_ranks: int
     ranks_per_node: int
 
     @classmethod
-    def here(cls) -> Place:
-        """UserError on every rank unless nodes hold equally many ranks, in order. All call this."""
+    def here(cls) -> RankPosition:
+        """Returns the position of this rank. Raises UserError on every rank unless all nodes hold
+        equally many ranks, in order. All ranks must call this.
+        """
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         local, per_node = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         everyone = gathered((local, per_node))
         expected = [(other % per_node, per_node) for other in range(num_ranks)]
         if everyone != expected:
             raise UserError(
-                "ranks must fill one node after the other, as many on each: found (local rank, "
-                f"ranks of the node) {everyone}"
+                "ranks must fill one node after the other, with equally many on each; launch them "
+                f"so. The (local rank, ranks of the node) are {everyone}"
             )
         return cls(rank, num_ranks, per_node)
 
@@ -60,32 +64,34 @@ class Place:
 
 
 def links_are_ours() -> bool:
-    """Whether this benchmark runs on an emulated cluster of its own, whose rates it may set."""
+    """Returns whether this benchmark runs on an emulated cluster of its own, whose rates it may
+    set.
+    """
     return LINKS_VARIABLE in os.environ
 
 
 def set_rate(rate_mbit: float | None) -> None:
-    """Of every node's interface in the emulated cluster; all ranks call this."""
+    """Sets the rate of every node's interface in the emulated cluster. All ranks must call this."""
     dist.barrier()
     if dist.get_rank() == 0:
         set_link(find_cluster(os.environ[CLUSTER_VARIABLE]), Link(rate_mbit))
     dist.barrier()
 
 
-def streams_bytes_per_s(place: Place) -> list[float]:
-    """What the slowest node sends per second while every node streams to the next, over TCP, a few
-    times. Nothing on one node, where nothing crosses, and on accelerators, whose network is not
-    TCP. All ranks call this.
+def streams_bytes_per_s(position: RankPosition) -> list[float]:
+    """Returns what the slowest node sends per second while every node streams to the next over TCP,
+    measured a few times. Returns an empty list on one node, and on accelerators, whose network is
+    not TCP. All ranks must call this.
     """
-    if place.num_nodes == 1 or rank_device().type != "cpu":
+    if position.num_nodes == 1 or rank_device().type != "cpu":
         return []
-    return [_stream_once(place) for _ in range(_STREAMS)]
+    return [_stream_once(position) for _ in range(_STREAMS)]
 
 
-def _stream_once(place: Place) -> float:
-    with _Stream() if place.is_first_of_node else nullcontext() as stream:
+def _stream_once(position: RankPosition) -> float:
+    with _Stream() if position.is_first_of_node else nullcontext() as stream:
         addresses = gathered(stream.address if stream else ("", 0))
-        following = addresses[(place.rank + place.ranks_per_node) % place.num_ranks]
+        following = addresses[(position.rank + position.ranks_per_node) % position.num_ranks]
         sent = stream.run(following) if stream else float("inf")
         return -largest(-sent)
 
@@ -104,7 +110,7 @@ class _Stream:
         self._server.close()
 
     def run(self, following: tuple[str, int]) -> float:
-        """Bytes per second that the peer before this one got through to here."""
+        """Returns the bytes per second that arrive from the preceding peer."""
         with socket.create_connection(following, timeout=_CONNECT_S) as out:
             incoming, _ = self._server.accept()
             sender = threading.Thread(target=_send_for, args=(out, _STREAM_S))
@@ -116,7 +122,7 @@ class _Stream:
 
 
 def _own_address() -> str:
-    """Of the interface that leads to the first rank."""
+    """Returns the address of the interface that leads to the first rank."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["MASTER_ADDR"], 9))
         address: str = probe.getsockname()[0]
@@ -140,7 +146,7 @@ def _receive_all(incoming: socket.socket) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Counters:
-    """What an interface has sent since it exists."""
+    """Counts what an interface has sent since it was created."""
 
     size_bytes: int
     packets: int
@@ -150,12 +156,12 @@ class Counters:
 
     @property
     def payload_bytes(self) -> int:
-        """Without the headers of TCP over IPv4."""
+        """The bytes sent without the headers of TCP over IPv4."""
         return self.size_bytes - _HEADER_BYTES * self.packets
 
 
 def interface_counters() -> Counters | None:
-    """Of the interface that gloo was told to use; None where that cannot be known."""
+    """Returns the counters of the interface that gloo uses; None if they are not available."""
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")

@@ -1,7 +1,7 @@
-"""A step without its network: collectives as local copies, and what they would have sent.
+"""Runs a step without its network: collectives become local copies, and their traffic is recorded.
 
-The same compiled code runs; only the process groups behind the names it calls are others, for as
-long as a block lasts.
+The same compiled code runs; only the process groups behind the names it calls are replaced, for the
+duration of a block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from cocodiff_compile.compat import groups_by_name, replaced_groups, work_of_fut
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective as one rank calls it; `sent_bytes[i]` go to `ranks[i]`, itself included."""
+    """Records one collective as one rank calls it. `sent_bytes[i]` go to `ranks[i]`, the rank
+    itself included.
+    """
 
     ranks: tuple[int, ...]
     sent_bytes: tuple[int, ...]
@@ -35,7 +37,9 @@ class Traffic:
 def traffic_between(
     collectives: Iterable[Collective], rank: int, node_of: Callable[[int], int]
 ) -> Traffic:
-    """What `rank` sends to ranks of other nodes. A collective is one message per receiver."""
+    """Returns what `rank` sends to ranks of other nodes. A collective is one message per
+    receiver.
+    """
     sizes = [
         size
         for item in collectives
@@ -47,8 +51,9 @@ def traffic_between(
 
 @contextmanager
 def local_groups() -> Iterator[list[Collective]]:
-    """Inside the block collectives that find their group by its name, as functional ones do, copy
-    what they hold into what they return; yields what they would have sent, in order.
+    """Makes collectives inside of the block copy their input to their output. It applies to those
+    that look up their group by name, as functional collectives do. Yields what they would have
+    sent, in order.
     """
     sent: list[Collective] = []
     stand_ins = {
@@ -61,7 +66,7 @@ def local_groups() -> Iterator[list[Collective]]:
 
 
 class _LocalGroup(dist.ProcessGroup):
-    """As many ranks as `group`, all of them here."""
+    """A process group with as many ranks as `group`, all of them in this process."""
 
     def __init__(self, group: dist.ProcessGroup, sent: list[Collective]) -> None:
         super().__init__(dist.get_rank(group), group.size())  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Where and with what a run is taken."""
+"""Describes the machine and the software of a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 import cocodiff_compile
 
-SCHEMA = 1
+SCHEMA = 2
 _PACKAGES = ("cocodiff-compile", "torch", "diffusers", "cache-dit")
 
 
 def new_run() -> dict[str, Any]:
-    """A run without results, as kept in JSON."""
+    """Returns a run without results, in the format of the JSON file."""
     return {
         "schema": SCHEMA,
         "machine": describe_machine(),
@@ -28,7 +28,7 @@ def new_run() -> dict[str, Any]:
 
 
 def _code() -> dict[str, str]:
-    """Versions, and a digest of our own code."""
+    """Returns the versions of packages and a digest of the project's own code."""
     digest = hashlib.sha256()
     for file in sorted(Path(cocodiff_compile.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
@@ -36,7 +36,7 @@ def _code() -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Where and with what a run was taken."""
+    """Returns the machine, the time and the software of a run."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
@@ -59,9 +59,9 @@ def _processor() -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of what is installed."""
-    found: dict[str, str] = {}
+    """Returns the versions of the installed packages."""
+    versions: dict[str, str] = {}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

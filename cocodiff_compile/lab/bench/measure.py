@@ -1,8 +1,9 @@
-"""All ways of one case, measured together on live ranks.
+"""Measures all variants of one case together, on live ranks.
 
-Ranks do the same in the same order, each calling its own workers. A sample reaches from the first
-rank's begin to the last one's end. Ways take turns, in another order each round, so that what slows
-the machine slows all of them. Every way also runs alone, without its network: its computation.
+All ranks do the same in the same order, each calling its own workers. A sample lasts from the first
+rank's begin to the last rank's end. Variants are interleaved, in another order each round, so that
+whatever slows the machine slows all of them. Every variant also runs without its network, which
+measures its computation.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ import torch
 from torch import distributed as dist
 
 from cocodiff_compile.lab.bench.cases import Case
-from cocodiff_compile.lab.bench.crews import Crews
 from cocodiff_compile.lab.bench.find_rate import Trial
 from cocodiff_compile.lab.bench.links import (
-    Place,
+    RankPosition,
     interface_counters,
     links_are_ours,
     set_rate,
@@ -30,39 +30,46 @@ from cocodiff_compile.lab.bench.links import (
 from cocodiff_compile.lab.bench.local_groups import Collective, Traffic, traffic_between
 from cocodiff_compile.lab.bench.profile import Timeline
 from cocodiff_compile.lab.bench.set_share import set_share
-from cocodiff_compile.lab.bench.ways import MAIN_CREW, STOCK, WAYS, Way, ulysses_of
+from cocodiff_compile.lab.bench.variants import MAIN_GROUP, STOCK, VARIANTS, Variant, ulysses_of
 from cocodiff_compile.lab.bench.worker import Compiled
+from cocodiff_compile.lab.bench.worker_groups import WorkerGroups
 from cocodiff_compile.lab.progress import Say
 from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 
 
-def crews_of(cases: Sequence[Case]) -> list[str]:
-    """The crews beside the main one that the cases' ways need."""
-    return sorted({WAYS[name].crew for case in cases for name in case.ways} - {MAIN_CREW})
+def worker_groups_of(cases: Sequence[Case]) -> list[str]:
+    """Returns the worker groups that the variants of the cases need besides the main one."""
+    return sorted(
+        {VARIANTS[name].worker_group for case in cases for name in case.variants} - {MAIN_GROUP}
+    )
 
 
-def measure_case(case: Case, workers: Crews, say: Say) -> dict[str, Any]:
-    """Plain data, the same on every rank, all of which call this; `say` is told how it goes."""
+def measure_case(case: Case, workers: WorkerGroups, say: Say) -> dict[str, Any]:
+    """Returns plain data, the same on every rank. All ranks must call this. `say` receives progress
+    messages.
+    """
     workers.call_all("start", case.workload)
     if case.profiled:
         workers.call_all("name_kernels")
-    return _Measurement(case, Place.here(), workers, say).run()
+    return _Measurement(case, RankPosition.here(), workers, say).run()
 
 
 class _Measurement:
-    def __init__(self, case: Case, place: Place, workers: Crews, say: Say) -> None:
-        self.case, self.place, self.workers, self.say = case, place, workers, say
-        self.ways = [WAYS[name] for name in case.ways]
+    def __init__(self, case: Case, position: RankPosition, workers: WorkerGroups, say: Say) -> None:
+        self.case, self.position, self.workers, self.say = case, position, workers, say
+        self.variants = [VARIANTS[name] for name in case.variants]
         self.compiled: dict[str, Compiled] = {}
-        self.unbuilt: dict[str, str] = {}
+        self.build_failures: dict[str, str] = {}
         self.trials: list[Trial] = []
         """Rates, and how long communication took at them."""
 
     def run(self) -> dict[str, Any]:
-        for way in self.ways:
-            if reason := self._agreed(self.workers.call(way.crew, "build", way.name)):
-                self.unbuilt[way.name] = reason
-        self._compile_all([way for way in self.ways if not way.measures_links])
+        for variant in self.variants:
+            if reason := self._agreed(
+                self.workers.call(variant.worker_group, "build", variant.name)
+            ):
+                self.build_failures[variant.name] = reason
+        self._compile_all([variant for variant in self.variants if not variant.measures_links])
         return {
             "case": self.case.to_json(),
             "ulysses": ulysses_of(self.case.workload),
@@ -79,131 +86,150 @@ class _Measurement:
             yield self._point(None, rate_mbit)
 
     def _agreed(self, reason: str) -> str:
-        """What fails on one rank is not measured on any: the first rank's reason, for all."""
+        """Returns the first rank's reason for a failure. A variant that fails on one rank is
+        measured on none.
+        """
         return next(filter(None, gathered(reason)), "")
 
-    def _reason(self, way: Way) -> str:
-        compiled = self.compiled.get(way.name)
-        return self.unbuilt.get(way.name, "") or (compiled.reason if compiled else "")
+    def _reason(self, variant: Variant) -> str:
+        compiled = self.compiled.get(variant.name)
+        return self.build_failures.get(variant.name, "") or (compiled.reason if compiled else "")
 
     @property
-    def _base(self) -> Way:
-        """What the links are set by, and the limit is that of: stock, or what else there is."""
-        ready = [way for way in self.ways if way.name in self.compiled and not self._reason(way)]
-        stock = [way for way in ready if way.name == STOCK]
+    def _base(self) -> Variant:
+        """The variant that link speeds and the limit refer to: stock, or another one if stock
+        cannot run.
+        """
+        ready = [
+            variant
+            for variant in self.variants
+            if variant.name in self.compiled and not self._reason(variant)
+        ]
+        stock = [variant for variant in ready if variant.name == STOCK]
         if not ready:
-            raise RuntimeError(f"no way can run: {self._reason(self.ways[0])}")
+            raise RuntimeError(f"no variant can run: {self._reason(self.variants[0])}")
         return (stock or ready)[0]
 
-    def _compile_all(self, ways: Sequence[Way]) -> None:
-        """Crews compile side by side, the ways of one crew one after the other."""
-        for way in ways:
-            if way.name in self.unbuilt:
-                self.say(f"{way.title}: {self.unbuilt[way.name]}")
-        wanted = [way for way in ways if way.name not in self.unbuilt]
+    def _compile_all(self, variants: Sequence[Variant]) -> None:
+        """Compiles variants: worker groups side by side, the variants of one group one after the
+        other.
+        """
+        for variant in variants:
+            if variant.name in self.build_failures:
+                self.say(f"{variant.title}: {self.build_failures[variant.name]}")
+        wanted = [variant for variant in variants if variant.name not in self.build_failures]
         while wanted:
-            turn = {way.crew: way for way in reversed(wanted)}
-            names = {crew: way.name for crew, way in turn.items()}
-            for crew, compiled in self.workers.call_each("compile", names):
-                self._compiled(turn[crew], compiled)
-            wanted = [way for way in wanted if way not in turn.values()]
+            batch = {variant.worker_group: variant for variant in reversed(wanted)}
+            names = {worker_group: variant.name for worker_group, variant in batch.items()}
+            for worker_group, compiled in self.workers.call_each("compile", names):
+                self._compiled(batch[worker_group], compiled)
+            wanted = [variant for variant in wanted if variant not in batch.values()]
 
-    def _compiled(self, way: Way, compiled: Compiled) -> None:
+    def _compiled(self, variant: Variant, compiled: Compiled) -> None:
         reason = self._agreed(compiled.reason)
-        self.compiled[way.name] = compiled.because(reason)
-        self.say(f"{way.title}: {reason or f'ready in {compiled.seconds:.0f} s'}")
+        self.compiled[variant.name] = compiled.with_reason(reason)
+        self.say(f"{variant.title}: {reason or f'ready in {compiled.seconds:.0f} s'}")
 
     def _find_rate(self, share: int) -> float:
-        """That makes communication `share` per cent of a stock step: the nearest of some tried."""
+        """Returns the rate, of some that are tried, at which communication comes nearest to `share`
+        per cent of a stock step.
+        """
         megabits = self._node_traffic(self._base).size_bytes * 8 / 1e6
-        return set_share(share, lambda alone: self._timed(self._base, alone), megabits, self.trials)
+        return set_share(
+            share, lambda compute_only: self._timed(self._base, compute_only), megabits, self.trials
+        )
 
     def _point(self, share: int | None, rate_mbit: float | None) -> dict[str, Any]:
-        """All ways at one speed of the links."""
+        """Measures all variants at one link speed."""
         if rate_mbit is not None:
             set_rate(rate_mbit)
         where = "links as they are" if rate_mbit is None else f"{rate_mbit:.0f} Mbit/s"
         where = where if share is None else f"{share} % at {where}"
         self._compile_for_links()
         point = {"share": share, "rate_mbit": rate_mbit}
-        ready = [way for way in self.ways if not self._reason(way)]
+        ready = [variant for variant in self.variants if not self._reason(variant)]
         if self.case.profiled:
             return {**point, "timelines": self._timelines(ready)}
         return {**point, **self._figures(ready, where)}
 
     def _compile_for_links(self) -> None:
-        """What decides by the speed of the links is compiled at this speed."""
-        ways = [way for way in self.ways if way.measures_links]
+        """Compiles the variants that depend on the speed of the links, at this speed."""
+        variants = [variant for variant in self.variants if variant.measures_links]
         with _nothing_measured_before():
-            for crew in sorted({way.crew for way in ways}):
-                self.workers.call(crew, "forget_links")
-            self._compile_all(ways)
+            for worker_group in sorted({variant.worker_group for variant in variants}):
+                self.workers.call(worker_group, "forget_links")
+            self._compile_all(variants)
 
-    def _figures(self, ready: Sequence[Way], where: str) -> dict[str, Any]:
+    def _figures(self, ready: Sequence[Variant], where: str) -> dict[str, Any]:
         flat = self._node_traffic(self._base)
-        counted = {way.name: self._counted(way) for way in ready}
-        streams = streams_bytes_per_s(self.place)
+        counted = {variant.name: self._counted(variant) for variant in ready}
+        streams = streams_bytes_per_s(self.position)
         load = [os.getloadavg()[0]]
         samples = self._interleaved(ready, where)
         return {
-            "streams_bytes_per_s": [*streams, *streams_bytes_per_s(self.place)],
+            "streams_bytes_per_s": [*streams, *streams_bytes_per_s(self.position)],
             "base": self._base.name,
             "flat_bytes": flat.size_bytes,
             "flat_messages": flat.messages,
             "load_average": [*load, os.getloadavg()[0]],
-            "ways": [self._describe(way, samples, counted.get(way.name)) for way in self.ways],
+            "variants": [
+                self._describe(variant, samples, counted.get(variant.name))
+                for variant in self.variants
+            ],
         }
 
-    def _timelines(self, ready: Sequence[Way]) -> list[dict[str, Any]]:
-        """Of all ranks."""
-        found: list[dict[str, Any]] = []
-        for way in ready:
-            spans = tuple(self.workers.call(way.crew, "profiled", way.name))
-            mine = Timeline(way.title, self.place.rank, spans).to_json()
-            found += gathered(mine)
-            self.say(f"{way.title}: profiled")
-        return found
+    def _timelines(self, ready: Sequence[Variant]) -> list[dict[str, Any]]:
+        """Returns the timelines of all ranks."""
+        timelines: list[dict[str, Any]] = []
+        for variant in ready:
+            spans = tuple(self.workers.call(variant.worker_group, "profiled", variant.name))
+            mine = Timeline(variant.title, self.position.rank, spans).to_json()
+            timelines += gathered(mine)
+            self.say(f"{variant.title}: profiled")
+        return timelines
 
     def _describe(
         self,
-        way: Way,
+        variant: Variant,
         samples: dict[tuple[str, bool], list[float]],
         counted: dict[str, int] | None,
     ) -> dict[str, Any]:
-        compiled = self.compiled.get(way.name, Compiled(0.0))
-        own = self._node_traffic(way)
+        compiled = self.compiled.get(variant.name, Compiled(0.0))
+        own = self._node_traffic(variant)
         return {
-            "name": way.name,
-            "title": way.title,
-            "kind": way.kind,
-            "reason": self._reason(way),
+            "name": variant.name,
+            "title": variant.title,
+            "kind": variant.kind,
+            "reason": self._reason(variant),
             "notes": list(compiled.notes),
             "difference": compiled.difference,
             "compile_s": compiled.seconds,
-            "samples_s": samples.get((way.name, False), []),
-            "compute_s": samples.get((way.name, True), []),
+            "samples_s": samples.get((variant.name, False), []),
+            "compute_s": samples.get((variant.name, True), []),
             "counted": counted,
             "accounted_bytes": own.size_bytes,
             "accounted_messages": own.messages,
         }
 
-    def _node_traffic(self, way: Way) -> Traffic:
-        """What the busiest node sends to others in a step."""
-        compiled = self.compiled.get(way.name)
+    def _node_traffic(self, variant: Variant) -> Traffic:
+        """Returns what the busiest node sends to others in a step."""
+        compiled = self.compiled.get(variant.name)
         collectives: Sequence[Collective] = compiled.collectives if compiled else ()
-        mine = traffic_between(collectives, self.place.rank, self.place.node_of)
-        sent = torch.zeros(self.place.num_nodes, 2, dtype=torch.int64)
-        sent[self.place.node_of(self.place.rank)] = torch.tensor([mine.size_bytes, mine.messages])
+        mine = traffic_between(collectives, self.position.rank, self.position.node_of)
+        sent = torch.zeros(self.position.num_nodes, 2, dtype=torch.int64)
+        sent[self.position.node_of(self.position.rank)] = torch.tensor(
+            [mine.size_bytes, mine.messages]
+        )
         dist.all_reduce(sent)
         size_bytes, messages = sent.max(dim=0).values.tolist()
         return Traffic(size_bytes, messages)
 
-    def _counted(self, way: Way) -> dict[str, int] | None:
-        """What the interface of the busiest node counts in one step."""
+    def _counted(self, variant: Variant) -> dict[str, int] | None:
+        """Returns what the interface of the busiest node counts in one step."""
         before = interface_counters()
-        self._timed(way)
+        self._timed(variant)
         after = interface_counters()
-        if before is None or after is None or self.place.num_nodes == 1:
+        if before is None or after is None or self.position.num_nodes == 1:
             return None
         sent = after - before
         return {
@@ -211,32 +237,36 @@ class _Measurement:
             "packets": int(largest(sent.packets)),
         }
 
-    def _interleaved(self, ready: Sequence[Way], where: str) -> dict[tuple[str, bool], list[float]]:
-        """Samples by the name of a way and whether it ran alone."""
-        turns = [(way, alone) for way in ready for alone in (False, True)]
+    def _interleaved(
+        self, ready: Sequence[Variant], where: str
+    ) -> dict[tuple[str, bool], list[float]]:
+        """Returns samples by the name of a variant and whether it ran without its network."""
+        runs = [(variant, compute_only) for variant in ready for compute_only in (False, True)]
         samples: dict[tuple[str, bool], list[float]] = {
-            (way.name, alone): [] for way, alone in turns
+            (variant.name, compute_only): [] for variant, compute_only in runs
         }
         order = random.Random(0)  # the same on every rank
         for number in range(self.case.repeats):
-            for way, alone in order.sample(turns, len(turns)):
-                samples[way.name, alone].append(self._timed(way, alone))
+            for variant, compute_only in order.sample(runs, len(runs)):
+                samples[variant.name, compute_only].append(self._timed(variant, compute_only))
             self.say(f"{where}: round {number + 1} of {self.case.repeats}")
         return samples
 
-    def _timed(self, way: Way, alone: bool = False) -> float:
-        """Seconds from the first rank's begin to the last one's end; on several machines, whose
-        clocks differ, of the slowest rank.
+    def _timed(self, variant: Variant, compute_only: bool = False) -> float:
+        """Returns the seconds from the first rank's begin to the last rank's end. On several
+        machines, whose clocks differ, returns the seconds of the slowest rank.
         """
-        begin, end = self.workers.call(way.crew, "timed", way.name, alone)
-        if links_are_ours() or self.place.num_nodes == 1:
+        begin, end = self.workers.call(variant.worker_group, "timed", variant.name, compute_only)
+        if links_are_ours() or self.position.num_nodes == 1:
             return largest(end) + largest(-begin)
         return largest(end - begin)
 
 
 @contextmanager
 def _nothing_measured_before() -> Iterator[None]:
-    """The backend's memory of measured links is an empty folder."""
+    """Makes the compiler's cache of measured links an empty folder for the duration of the
+    block.
+    """
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

@@ -1,4 +1,4 @@
-"""Runs a module on every rank of an emulated cluster of its own, which is gone afterwards."""
+"""Runs a module on every rank of an emulated cluster, which is removed afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def run_on_cluster(
     name: str,
     timeout_s: float,
 ) -> None:
-    """`python -m module GIVEN RESULT` under torchrun: `given` as a JSON file beside the result."""
+    """Runs `python -m module GIVEN RESULT` under torchrun. `given` is passed as a JSON file next to
+    the result.
+    """
     given_file = result_file.with_suffix(".given.json")
     given_file.write_text(json.dumps(given))
     with emulated_cluster(f"{name}{os.getpid()}", grid.nodes, Link()) as cluster:

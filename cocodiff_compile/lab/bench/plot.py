@@ -1,4 +1,4 @@
-"""A run as two pictures: step time by share of communication, and what of it is exposed."""
+"""Plots a run: step time by share of communication, and the communication that stays exposed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cocodiff_compile.lab.bench.results import Point, Report, WayResult
+from cocodiff_compile.lab.bench.results import Point, Report, VariantResult
 
 _COLORS = ("#4c6a92", "#8fb3d9", "#e0803c", "#c9a227", "#6f9e6f", "#a05a7a", "#7d7d7d", "#3b8686")
 _COMPUTE, _EXPOSED, _LIMIT = "#4c6a92", "#e0803c", "#222222"
 
 
 def plot_report(report: Report, folder: Path) -> list[Path]:
-    """Writes `steps.png` and `exposed.png`; returns what was written."""
+    """Writes `steps.png` and `exposed.png`; returns the paths written."""
     panels = _panels(report)
     if not panels:
         return []
-    titles = list(dict.fromkeys(way.title for point in report.points for way in point.ready))
-    colors = {title: _COLORS[place % len(_COLORS)] for place, title in enumerate(titles)}
+    titles = list(
+        dict.fromkeys(variant.title for point in report.points for variant in point.ready)
+    )
+    colors = {title: _COLORS[number % len(_COLORS)] for number, title in enumerate(titles)}
     written = []
     for name, draw in (("steps.png", _draw_steps), ("exposed.png", _draw_exposed)):
         figure, all_axes = _figure(len(panels))
@@ -70,15 +72,15 @@ def _label(point: Point) -> str:
 
 
 def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> None:
-    """Medians; bars reach from the least to three quarters of all rounds."""
-    for place, (title, color) in enumerate(colors.items()):
-        found = [(x, way) for x, point in enumerate(points) for way in point.ready]
-        mine = [(x, way) for x, way in found if way.title == title]
-        shift = 0.07 * (place - (len(colors) - 1) / 2)
+    """Draws medians, with error bars from the minimum to the upper quartile of all rounds."""
+    for number, (title, color) in enumerate(colors.items()):
+        ready = [(x, variant) for x, point in enumerate(points) for variant in point.ready]
+        mine = [(x, variant) for x, variant in ready if variant.title == title]
+        shift = 0.07 * (number - (len(colors) - 1) / 2)
         axes.errorbar(
             [x + shift for x, _ in mine],
-            [way.step_s * 1e3 for _, way in mine],
-            yerr=_errors([way for _, way in mine]),
+            [variant.step_s * 1e3 for _, variant in mine],
+            yerr=_errors([variant for _, variant in mine]),
             color=color,
             marker="o",
             markersize=4,
@@ -95,26 +97,28 @@ def _draw_steps(axes: Any, points: Sequence[Point], colors: dict[str, str]) -> N
     axes.margins(x=0.1)
 
 
-def _errors(ways: Sequence[WayResult]) -> list[list[float]]:
-    """Milliseconds below and above the step."""
-    below = [(way.step_s - way.least_s) * 1e3 for way in ways]
-    return [below, [(way.upper_s - way.step_s) * 1e3 for way in ways]]
+def _errors(variants: Sequence[VariantResult]) -> list[list[float]]:
+    """Returns the milliseconds from the step down to the minimum and up to the upper quartile."""
+    below = [(variant.step_s - variant.least_s) * 1e3 for variant in variants]
+    return [below, [(variant.upper_s - variant.step_s) * 1e3 for variant in variants]]
 
 
 def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -> None:
-    """Computation and what stands on top of it, per way; the limit as a line through each group."""
+    """Draws computation and exposed communication of each variant as stacked bars, and the limit as
+    a line through each group of bars.
+    """
     left = 0.0
     ticks: list[tuple[float, str]] = []
     for point in points:
-        for way in point.ready:
-            _stacked_bar(axes, left, way, first=not ticks)
-            ticks.append((left, way.name))
+        for variant in point.ready:
+            _stacked_bar(axes, left, variant, first=not ticks)
+            ticks.append((left, variant.name))
             left += 1
         width = len(point.ready)
         begin, end = left - width - 0.5, left - 0.5
         label = "limit" if point is points[0] else None
         axes.hlines(point.limit_s * 1e3, begin, end, _LIMIT, "--", linewidth=1, label=label)
-        top = max((way.upper_s for way in point.ready), default=0.0) * 1e3
+        top = max((variant.upper_s for variant in point.ready), default=0.0) * 1e3
         middle = (begin + end) / 2, top
         axes.annotate(
             _label(point), middle, (0, 6), textcoords="offset points", fontsize=8, ha="center"
@@ -125,8 +129,8 @@ def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -
     axes.margins(y=0.15)
 
 
-def _stacked_bar(axes: Any, x: float, way: WayResult, first: bool) -> None:
-    compute, step = way.compute_s * 1e3, way.step_s * 1e3
+def _stacked_bar(axes: Any, x: float, variant: VariantResult, first: bool) -> None:
+    compute, step = variant.compute_s * 1e3, variant.step_s * 1e3
     axes.bar(x, compute, 0.85, color=_COMPUTE, label="computation" if first else None)
     axes.bar(
         x,
@@ -134,7 +138,7 @@ def _stacked_bar(axes: Any, x: float, way: WayResult, first: bool) -> None:
         0.85,
         bottom=compute,
         color=_EXPOSED,
-        yerr=_errors([way]),
+        yerr=_errors([variant]),
         error_kw={"elinewidth": 1, "capsize": 2},
         label="exposed communication" if first else None,
     )

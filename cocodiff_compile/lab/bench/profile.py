@@ -1,7 +1,7 @@
-"""One step of one rank as spans, from torch's profiler.
+"""Reads one step of one rank as spans from torch's profiler.
 
-Lanes: `compute` is the calling thread, kernel by kernel, with its waits; `exchange 0`, `exchange 1`
-... are the threads that run collectives. Time 0 is when all ranks began.
+The lane `compute` is the calling thread, kernel by kernel, with its waits; the lanes `exchange 0`,
+`exchange 1` and so on are the threads that run collectives. Time 0 is when all ranks began.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One way on one rank."""
+    """Holds the spans of one variant on one rank."""
 
-    way: str
+    variant: str
     rank: int
     spans: tuple[Span, ...]
 
@@ -51,7 +51,7 @@ class Timeline:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Timeline:
         spans = tuple(Span(**span) for span in data["spans"])
-        return cls(data["way"], data["rank"], spans)
+        return cls(data["variant"], data["rank"], spans)
 
     @property
     def lanes(self) -> list[str]:
@@ -60,14 +60,14 @@ class Timeline:
 
     @property
     def exchanges(self) -> list[Span]:
-        """All-to-alls alone, by start."""
+        """The all-to-alls, ordered by start."""
         return [
             span for span in self.spans if span.kind == "exchange" and "all_to_all" in span.name
         ]
 
     def block(self, number: int, num_blocks: int) -> tuple[Span, ...]:
-        """What one of `num_blocks` blocks with the same number of exchanges does: from the end of
-        the last exchange of the block before to the end of its own.
+        """Returns the spans of one of `num_blocks` blocks with equally many exchanges: from the end
+        of the preceding block's last exchange to the end of its own last exchange.
         """
         per_block = len(self.exchanges) // num_blocks
         ends = sorted(span.end_us for span in self.exchanges)
@@ -83,7 +83,7 @@ def _cut(span: Span, begin: float, end: float) -> Span:
 
 
 def profile_step(meet: Callable[[], object], step: Callable[[], object]) -> list[Span]:
-    """Runs `step` once under the profiler; `meet` lets all ranks begin together."""
+    """Runs `step` once under the profiler. `meet` lets all ranks begin together."""
     activities = [ProfilerActivity.CPU]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type.upper()  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ def profile_step(meet: Callable[[], object], step: Callable[[], object]) -> list
 
 
 def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
-    """The spans of a Chrome trace that holds one step, by start."""
+    """Returns the spans of a Chrome trace that holds one step, ordered by start."""
     whole = [event for event in events if event.get("ph") == "X"]
     step = next(event for event in whole if event["name"] == _STEP)
     timed = sorted(
@@ -125,7 +125,7 @@ def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
 
 
 def kind_of(name: str) -> Kind:
-    """Of what the calling thread does, by the name of the op or kernel."""
+    """Returns the kind of a span of the calling thread, by the name of the op or kernel."""
     if "wait_tensor" in name:
         return "wait"
     if name.startswith("_c10d_functional"):

@@ -1,6 +1,7 @@
-"""One rank of a benchmark: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`, under torchrun.
+"""Runs one rank of a benchmark: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`, under
+torchrun.
 
-Rank 0 says how it goes, and writes the result. A rank that fails writes its traceback beside it.
+Rank 0 reports progress and writes the result. A rank that fails writes its traceback next to it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 from torch import distributed as dist
 
 from cocodiff_compile.lab.bench.cases import Case
-from cocodiff_compile.lab.bench.crews import crews
 from cocodiff_compile.lab.bench.machine import new_run
-from cocodiff_compile.lab.bench.measure import crews_of, measure_case
+from cocodiff_compile.lab.bench.measure import measure_case, worker_groups_of
+from cocodiff_compile.lab.bench.worker_groups import worker_groups
 from cocodiff_compile.lab.progress import say_from_rank
 
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     case_file, result_file = map(Path, arguments)
     case = Case.from_json(json.loads(case_file.read_text()))
     try:
-        with crews(crews_of([case])) as workers:
+        with worker_groups(worker_groups_of([case])) as workers:
             result = measure_case(case, workers, say_from_rank)
             if dist.get_rank() == 0:
                 result_file.write_text(json.dumps(result))
@@ -38,14 +39,14 @@ def main(arguments: Sequence[str]) -> None:
 def measure_here(
     find_cases: Callable[[str], Sequence[Case]], keep: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
-    """Every case on the ranks and links there are; the run on rank 0, None on the others. Rank 0
-    also gets it after every case, in `keep`.
+    """Measures every case on the ranks and links of the launcher. Returns the run on rank 0, None
+    on other ranks. Rank 0 also passes it to `keep` after every case.
     """
     num_ranks, per_node = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     cases = find_cases(f"{num_ranks // per_node}x{per_node}")
     is_first = os.environ["RANK"] == "0"
     run = new_run()
-    with crews(crews_of(cases)) as workers:
+    with worker_groups(worker_groups_of(cases)) as workers:
         for case in cases:
             say_from_rank(case.title)
             run["results"].append(measure_case(case, workers, say_from_rank))

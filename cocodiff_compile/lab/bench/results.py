@@ -1,7 +1,7 @@
-"""What the samples say: step times, the physical limit, what stays exposed, how noisy it was.
+"""Computes figures from samples: step times, the physical limit, exposed communication, noise.
 
-    step     the median of all rounds, which repeats better here than the least of them
-    compute  a way's code with local copies instead of exchanges, the median too
+    step     the median of all rounds, which repeats better here than the minimum
+    compute  a variant's code with local copies instead of exchanges, the median too
     wire     bytes the busiest node must send to others / the rate of a plain stream
     limit    max(least compute of stock, wire): no order of the same work on these links is faster
     exposed  (step - its compute) / wire: the part of the wire time that computation does not hide
@@ -24,8 +24,8 @@ COUNT_LIMIT = 0.05
 
 
 @dataclass(frozen=True)
-class WayResult:
-    """One way at one point; `data` is what `measure` wrote."""
+class VariantResult:
+    """Holds the result of one variant at one point; `data` is what `measure` wrote."""
 
     data: Mapping[str, Any]
 
@@ -59,7 +59,7 @@ class WayResult:
 
     @property
     def upper_s(self) -> float:
-        """Three of four rounds took no longer."""
+        """The upper quartile: three of four rounds took no longer."""
         return statistics.quantiles(self.samples_s, n=4, method="inclusive")[2]
 
     @property
@@ -68,19 +68,21 @@ class WayResult:
 
     @property
     def counted_to_accounted(self) -> float | None:
-        """Payload on the interface over the bytes of the graph; None where nothing was counted."""
+        """The payload counted on the interface, relative to the bytes of the graph; None if nothing
+        was counted.
+        """
         if not self.data["counted"] or not self.data["accounted_bytes"]:
             return None
         return float(self.data["counted"]["payload_bytes"] / self.data["accounted_bytes"])
 
 
-def _median(way: WayResult, part: slice) -> float:
-    return statistics.median(way.samples_s[part])
+def _median(variant: VariantResult, part: slice) -> float:
+    return statistics.median(variant.samples_s[part])
 
 
 @dataclass(frozen=True)
 class Point:
-    """One case at one speed of the links."""
+    """A point is one case at one link speed."""
 
     case: Case
     data: Mapping[str, Any]
@@ -92,21 +94,21 @@ class Point:
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
-        """Of a case that was profiled instead of measured."""
+        """The timelines of a case that was profiled instead of measured."""
         return tuple(map(Timeline.from_json, self.data.get("timelines", ())))
 
     @property
-    def ways(self) -> tuple[WayResult, ...]:
-        return tuple(map(WayResult, self.data.get("ways", ())))
+    def variants(self) -> tuple[VariantResult, ...]:
+        return tuple(map(VariantResult, self.data.get("variants", ())))
 
     @property
-    def ready(self) -> tuple[WayResult, ...]:
-        return tuple(way for way in self.ways if not way.reason)
+    def ready(self) -> tuple[VariantResult, ...]:
+        return tuple(variant for variant in self.variants if not variant.reason)
 
     @property
     def compute_s(self) -> float:
-        """The least of stock, or of what stood in for it."""
-        base = next(way for way in self.ways if way.name == self.data["base"])
+        """The least compute time of stock, or of the variant that replaces it as the base."""
+        base = next(variant for variant in self.variants if variant.name == self.data["base"])
         return float(min(base.data["compute_s"]))
 
     @property
@@ -115,13 +117,13 @@ class Point:
 
     @property
     def wire_s(self) -> float:
-        """0 where nothing crosses between nodes, or nothing is known of what it crosses."""
+        """The wire time; 0 where nothing crosses between nodes, or where the rate is unknown."""
         stream = self.stream_bytes_per_s
         return float(self.data["flat_bytes"] / stream) if stream else 0.0
 
     @property
     def share(self) -> float | None:
-        """Of communication in a stock step, as it was."""
+        """The measured share of communication in a stock step."""
         return 1 - self.stock.compute_s / self.stock.step_s if self.stock else None
 
     @property
@@ -129,66 +131,67 @@ class Point:
         return max(self.compute_s, self.wire_s)
 
     @property
-    def stock(self) -> WayResult | None:
-        return next((way for way in self.ready if way.kind == "stock"), None)
+    def stock(self) -> VariantResult | None:
+        return next((variant for variant in self.ready if variant.kind == "stock"), None)
 
     @property
-    def best_rival(self) -> WayResult | None:
-        rivals = [way for way in self.ready if way.kind == "rival"]
-        return min(rivals, key=lambda way: way.step_s, default=None)
+    def best_rival(self) -> VariantResult | None:
+        rivals = [variant for variant in self.ready if variant.kind == "rival"]
+        return min(rivals, key=lambda variant: variant.step_s, default=None)
 
-    def over_stock(self, way: WayResult) -> float | None:
-        return self.stock.step_s / way.step_s if self.stock else None
+    def over_stock(self, variant: VariantResult) -> float | None:
+        return self.stock.step_s / variant.step_s if self.stock else None
 
-    def over_best_rival(self, way: WayResult) -> float | None:
-        return self.best_rival.step_s / way.step_s if self.best_rival else None
+    def over_best_rival(self, variant: VariantResult) -> float | None:
+        return self.best_rival.step_s / variant.step_s if self.best_rival else None
 
-    def over_limit(self, way: WayResult) -> float:
-        return way.step_s / self.limit_s
+    def over_limit(self, variant: VariantResult) -> float:
+        return variant.step_s / self.limit_s
 
-    def exposed(self, way: WayResult) -> float | None:
-        return (way.step_s - way.compute_s) / self.wire_s if self.wire_s else None
+    def exposed(self, variant: VariantResult) -> float | None:
+        return (variant.step_s - variant.compute_s) / self.wire_s if self.wire_s else None
 
-    def noise(self, way: WayResult) -> float:
-        """How far the speedup over stock differs between halves of the rounds: the odd and the
-        even ones, the first and the second.
+    def noise(self, variant: VariantResult) -> float:
+        """Returns how far the speedup over stock differs between halves of the rounds: the odd and
+        the even ones, the first and the second ones.
         """
-        if self.stock is None or len(way.samples_s) < 4:
+        if self.stock is None or len(variant.samples_s) < 4:
             return 0.0
-        middle = len(way.samples_s) // 2
+        middle = len(variant.samples_s) // 2
         pairs = (slice(0, None, 2), slice(1, None, 2)), (slice(middle), slice(middle, None))
-        return max(self._apart(way, first, second) for first, second in pairs)
+        return max(self._spread_between(variant, first, second) for first, second in pairs)
 
-    def _apart(self, way: WayResult, first: slice, second: slice) -> float:
+    def _spread_between(self, variant: VariantResult, first: slice, second: slice) -> float:
         assert self.stock is not None
-        ratios = [_median(self.stock, part) / _median(way, part) for part in (first, second)]
+        ratios = [_median(self.stock, part) / _median(variant, part) for part in (first, second)]
         return max(ratios) / min(ratios) - 1
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why figures of this point should not be trusted."""
-        found = [
-            f"TOO NOISY: {way.title}: speedups from two halves of the rounds differ by "
+    def warnings(self) -> tuple[str, ...]:
+        """Returns the reasons why figures of this point should not be trusted."""
+        warnings = [
+            f"TOO NOISY: {variant.title}: speedups from two halves of the rounds differ by "
             f"{noise:.0%}, more than {NOISE_LIMIT:.0%}"
-            for way in self.ready
-            if (noise := self.noise(way)) > NOISE_LIMIT
+            for variant in self.ready
+            if (noise := self.noise(variant)) > NOISE_LIMIT
         ]
-        found += [
-            f"COUNTED: {way.title}: the interface sent {ratio - 1:+.1%} of what was accounted for"
-            for way in self.ready
-            if (ratio := way.counted_to_accounted) and abs(ratio - 1) > COUNT_LIMIT
+        warnings += [
+            f"COUNTED: {variant.title}: the interface sent {ratio - 1:+.1%} "
+            "relative to the bytes accounted for"
+            for variant in self.ready
+            if (ratio := variant.counted_to_accounted) and abs(ratio - 1) > COUNT_LIMIT
         ]
-        found += [
-            f"LIMIT: {way.title} is faster than the limit: the stream was measured too slow"
-            for way in self.ready
-            if way.least_s < self.limit_s
+        warnings += [
+            f"LIMIT: {variant.title} is faster than the limit: the stream was measured too slow"
+            for variant in self.ready
+            if variant.least_s < self.limit_s
         ]
-        return tuple(found)
+        return tuple(warnings)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run; `data` is what is kept as JSON."""
+    """Holds a whole run; `data` is the content of the JSON file."""
 
     data: Mapping[str, Any]
 
@@ -204,7 +207,7 @@ class Report:
 
     @property
     def failures(self) -> tuple[tuple[str, str], ...]:
-        """Cases that could not be measured at all, and why."""
+        """The cases that could not be measured at all, and why."""
         return tuple(
             (Case.from_json(result["case"]).title, result["failure"])
             for result in self.data["results"]
@@ -213,7 +216,7 @@ class Report:
 
     @property
     def ulysses(self) -> dict[str, str]:
-        """Whose Ulysses the ways called "diffusers" run, by title of the case."""
+        """Whose Ulysses the variants called "diffusers" run, by title of the case."""
         return {
             Case.from_json(result["case"]).title: result["ulysses"]
             for result in self.data["results"]

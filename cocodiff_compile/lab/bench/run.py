@@ -21,10 +21,10 @@ _CASE_TIMEOUT_S = 4 * 3600.0
 def run_cases(
     cases: Sequence[Case], say: Say, done: Sequence[dict[str, Any]], keep: Callable[[Any], None]
 ) -> dict[str, Any]:
-    """The run as data, JSON's kind; `keep` gets it after every case.
+    """Returns the run as JSON data, and passes it to `keep` after every case.
 
     Cases in `done`, the results of an earlier run, are not run again if they were taken with the
-    same code and versions. A case that fails leaves the reason, and the next one runs.
+    same code and versions. A case that fails records the reason, and the next one runs.
     """
     run = new_run()
     known = {
@@ -36,7 +36,7 @@ def run_cases(
         key = json.dumps(case.to_json())
         say(f"case {number} of {len(cases)}: {case.title}")
         if key in known:
-            say("  known from the earlier run")
+            say("  taken from the earlier run")
         result = known.get(key) or run_case(case, lambda text: say(f"  {text}"))
         result["taken with"] = run["taken with"]
         run["results"].append(result)
@@ -45,7 +45,7 @@ def run_cases(
 
 
 def run_case(case: Case, say: Say) -> dict[str, Any]:
-    """One case on an emulated cluster, which is gone afterwards."""
+    """Runs one case on an emulated cluster, which is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         result_file = Path(folder) / "result.json"
         try:

@@ -1,15 +1,15 @@
-"""A run as text."""
+"""Formats a run as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from cocodiff_compile.lab.bench.results import Point, Report, WayResult
+from cocodiff_compile.lab.bench.results import Point, Report, VariantResult
 from cocodiff_compile.report.describe import format_table
 
 _HEADERS = (
-    "way",
+    "variant",
     "step ms",
     "least",
     "over stock",
@@ -25,11 +25,13 @@ _HEADERS = (
 
 
 def format_report(report: Report) -> str:
-    """A table per point, what could not be measured, and how far the figures can be trusted."""
+    """Returns a table per point, the cases that could not be measured, and how far figures can be
+    trusted.
+    """
     parts = [format_point(point) for point in report.points]
     parts += [f"{title}: not measured: {failure}" for title, failure in report.failures]
     parts += [
-        f"{title}: the Ulysses of the ways called diffusers is that of {whose}"
+        f"{title}: the variants called diffusers run the Ulysses of {whose}"
         for title, whose in report.ulysses.items()
         if whose != "diffusers"
     ]
@@ -39,10 +41,16 @@ def format_report(report: Report) -> str:
 
 
 def format_point(point: Point) -> str:
-    rows = [_row(point, way) for way in point.ways]
-    reasons = [f"  {way.title}: {way.reason}" for way in point.ways if way.reason]
-    notes = [f"  {way.title}: {note}" for way in point.ready for note in way.data["notes"]]
-    return "\n".join([_head(point), format_table(_HEADERS, rows), *reasons, *notes, *point.doubts])
+    rows = [_row(point, variant) for variant in point.variants]
+    reasons = [
+        f"  {variant.title}: {variant.reason}" for variant in point.variants if variant.reason
+    ]
+    notes = [
+        f"  {variant.title}: {note}" for variant in point.ready for note in variant.data["notes"]
+    ]
+    return "\n".join(
+        [_head(point), format_table(_HEADERS, rows), *reasons, *notes, *point.warnings]
+    )
 
 
 def _head(point: Point) -> str:
@@ -57,23 +65,23 @@ def _head(point: Point) -> str:
     )
 
 
-def _row(point: Point, way: WayResult) -> list[str]:
-    if way.reason:
-        return [way.title, "cannot run", *[""] * (len(_HEADERS) - 2)]
-    counted = way.counted_to_accounted
+def _row(point: Point, variant: VariantResult) -> list[str]:
+    if variant.reason:
+        return [variant.title, "cannot run", *[""] * (len(_HEADERS) - 2)]
+    counted = variant.counted_to_accounted
     return [
-        way.title,
-        f"{way.step_s * 1e3:.0f}",
-        f"{way.least_s * 1e3:.0f}",
-        _times(point.over_stock(way)),
-        _times(point.over_best_rival(way)),
-        f"{point.over_limit(way):.2f}",
-        _percent(point.exposed(way)),
-        f"{way.data['accounted_bytes'] / 1e6:.1f}",
+        variant.title,
+        f"{variant.step_s * 1e3:.0f}",
+        f"{variant.least_s * 1e3:.0f}",
+        _times(point.over_stock(variant)),
+        _times(point.over_best_rival(variant)),
+        f"{point.over_limit(variant):.2f}",
+        _percent(point.exposed(variant)),
+        f"{variant.data['accounted_bytes'] / 1e6:.1f}",
         "not read" if counted is None else f"{counted - 1:+.1%}",
-        str(way.data["accounted_messages"]),
-        str(way.data["counted"]["packets"]) if way.data["counted"] else "",
-        "" if way.data["difference"] is None else f"{way.data['difference']:.0e}",
+        str(variant.data["accounted_messages"]),
+        str(variant.data["counted"]["packets"]) if variant.data["counted"] else "",
+        "" if variant.data["difference"] is None else f"{variant.data['difference']:.0e}",
     ]
 
 
@@ -86,12 +94,12 @@ def _percent(part: float | None) -> str:
 
 
 def _verdict(report: Report) -> str:
-    noises = [point.noise(way) for point in report.points for way in point.ready]
+    noises = [point.noise(variant) for point in report.points for variant in point.ready]
     most = max(noises, default=0.0)
-    doubtful = sum(bool(point.doubts) for point in report.points)
+    doubtful = sum(bool(point.warnings) for point in report.points)
     return (
         f"noise: speedups from two halves of the rounds differ by up to {most:.0%}; "
-        f"{doubtful} of {len(report.points)} points are in doubt"
+        f"{doubtful} of {len(report.points)} points have warnings"
     )
 
 

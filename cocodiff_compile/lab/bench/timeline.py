@@ -1,4 +1,6 @@
-"""Profiled steps of all ranks and ways: one file for Perfetto, one picture of one block."""
+"""Writes profiled steps of all ranks and variants: a trace for Perfetto and a picture of one
+block.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from cocodiff_compile.report.lane_charts import LaneChart, draw_charts
 
 
 def draw_timelines(report: Report, folder: Path) -> list[Path]:
-    """Writes a trace and a picture of the middle block per point; returns what was written."""
+    """Writes a trace and a picture of the middle block per point; returns the paths written."""
     written: list[Path] = []
     for number, point in enumerate(report.points):
         stem = "timeline" if number == 0 else f"timeline_{number}"
@@ -25,7 +27,7 @@ def draw_timelines(report: Report, folder: Path) -> list[Path]:
 
 
 def write_trace(timelines: Sequence[Timeline], file: Path) -> None:
-    """A process per way and rank."""
+    """Writes a trace with one process per variant and rank."""
     trace = ChromeTrace()
     for timeline in timelines:
         trace.add_process(_title(timeline), timeline.lanes, _trace_spans(timeline.spans))
@@ -33,7 +35,7 @@ def write_trace(timelines: Sequence[Timeline], file: Path) -> None:
 
 
 def draw_block(point: Point, files: Sequence[Path]) -> None:
-    """The middle block of every way on rank 0, one below the other, on one scale of time."""
+    """Draws the middle block of every variant on rank 0, one below the other, on one time scale."""
     num_blocks = point.case.workload.num_attentions
     middle = num_blocks // 2
     charts = [
@@ -49,7 +51,7 @@ def draw_block(point: Point, files: Sequence[Path]) -> None:
 
 
 def _title(timeline: Timeline) -> str:
-    return f"{timeline.way}, rank {timeline.rank}"
+    return f"{timeline.variant}, rank {timeline.rank}"
 
 
 def _trace_spans(spans: Sequence[Span]) -> list[TraceSpan]:

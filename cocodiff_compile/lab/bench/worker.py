@@ -1,4 +1,4 @@
-"""One process of one rank: builds, compiles and calls the ways of its crew."""
+"""Runs in one process of one rank: builds, compiles and calls the variants of its worker group."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from cocodiff_compile.compiler.find_machines import forget_machines
 from cocodiff_compile.lab.bench.cases import DTYPES, Workload
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups
 from cocodiff_compile.lab.bench.profile import Span, profile_step
-from cocodiff_compile.lab.bench.ways import WAYS
+from cocodiff_compile.lab.bench.variants import VARIANTS
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 
 _LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-"""Of a result to be taken for right, relative to the reference's largest value. Inductor's own
-distance to eager is up to 5e-4.
+"""The largest difference of a correct result, relative to the largest value of the reference.
+Inductor's own difference to eager is up to 5e-4.
 """
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of making a way ready on this rank; `reason` says why it is not."""
+    """Holds the result of compiling a variant on this rank; `reason` says why it failed, if it
+    did.
+    """
 
     seconds: float
     reason: str = ""
@@ -36,25 +38,29 @@ class Compiled:
     collectives: tuple[Collective, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def because(self, reason: str) -> Compiled:
+    def with_reason(self, reason: str) -> Compiled:
         return replace(self, reason=reason)
 
 
 class Worker:
-    """All ranks of a crew call the same methods in the same order."""
+    """Serves one rank of a worker group. All ranks of the group must call the same methods in the
+    same order.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         model = workload.build()
         self._inputs = workload.inputs(model)
         self._reference = self._sample(model)
-        """Of the whole model in this process, eager."""
+        """The result of the whole model in this process, eager."""
         self._models: dict[Callable[[Workload], nn.Module], nn.Module] = {}
         self._calls: dict[str, Callable[..., Any]] = {}
 
     def build(self, name: str) -> str:
-        """Makes the parallel model of a way and calls it once; the reason if that fails."""
-        build = WAYS[name].build
+        """Builds the parallel model of a variant and calls it once; returns the reason if that
+        fails.
+        """
+        build = VARIANTS[name].build
         try:
             if build not in self._models:
                 model = build(self._workload)
@@ -65,7 +71,7 @@ class Worker:
         return ""
 
     def compile(self, name: str) -> Compiled:
-        """Makes a way ready, anew if it was before, by calls whose result is checked."""
+        """Compiles a variant, again if it was compiled before, calls it and checks the result."""
         begin = time.monotonic()
         notes: list[str] = []
         try:
@@ -81,44 +87,50 @@ class Worker:
         return Compiled(seconds, "", difference, tuple(collectives), tuple(notes))
 
     def _first_call(self, name: str, notes: list[str]) -> torch.Tensor:
-        """In one graph if it can be had."""
-        way, model = WAYS[name], self._models[WAYS[name].build]
-        self._calls[name] = way.compile(model, fullgraph=True)
+        """Compiles and calls a variant, as one graph if possible."""
+        variant, model = VARIANTS[name], self._models[VARIANTS[name].build]
+        self._calls[name] = variant.compile(model, fullgraph=True)
         try:
             return self._sample(self._calls[name])
         except Unsupported as error:
             notes.append(f"breaks into several graphs: {_reason(error)}")
-        self._calls[name] = way.compile(model, fullgraph=False)
+        self._calls[name] = variant.compile(model, fullgraph=False)
         return self._sample(self._calls[name])
 
     def _check(self, sample: torch.Tensor) -> float:
         difference = (sample - self._reference).abs().max() / self._reference.abs().max()
         largest = _LARGEST_DIFFERENCE[DTYPES[self._workload.dtype]]
         if not difference.item() <= largest:
-            raise ValueError(f"its result is off by {difference.item():.1e} of one process, eager")
+            raise ValueError(
+                f"its result differs by {difference.item():.1e} from one eager process"
+            )
         return difference.item()
 
     def forget_links(self) -> None:
-        """What is compiled from now on measures the links again."""
+        """Makes later compilations measure the links again."""
         forget_machines()
 
-    def timed(self, name: str, alone: bool) -> tuple[float, float]:
-        """When one call began and ended on this rank, by the machine's clock; all ranks begin
-        together. `alone`: every rank for itself, with local copies for exchanges.
+    def timed(self, name: str, compute_only: bool) -> tuple[float, float]:
+        """Returns when one call began and ended on this rank, by the machine's clock. All ranks
+        begin together. With `compute_only`, local copies replace the exchanges.
         """
         dist.barrier()
-        with local_groups() if alone else nullcontext():
+        with local_groups() if compute_only else nullcontext():
             begin = time.monotonic()
             self._sample(self._calls[name])
             return begin, time.monotonic()
 
     def name_kernels(self) -> None:
-        """Inductor's C++ kernels, compiled from now on, tell the profiler who they are."""
+        """Makes Inductor's C++ kernels that are compiled from now on show their names to the
+        profiler.
+        """
         name_cpp_kernels()
 
     def profiled(self, name: str) -> list[Span]:
-        """One call on this rank under the profiler; all ranks begin together."""
-        for _ in range(2):  # the profiler's own first time is no step's
+        """Returns the spans of one call on this rank under the profiler. All ranks begin
+        together.
+        """
+        for _ in range(2):  # the first profile includes the profiler's own start
             spans = profile_step(dist.barrier, lambda: self._sample(self._calls[name]))
         return spans
 
@@ -136,7 +148,7 @@ def _notes(reports: Sequence[GraphReport]) -> tuple[str, ...]:
 
 
 def _reason(error: Exception) -> str:
-    """What failed, in one line; Dynamo's wrappers are taken off."""
+    """Returns the error in one line, without Dynamo's wrappers."""
     inner = getattr(error, "inner_exception", None) or error
     lines = str(inner).strip().splitlines()
     return f"{type(inner).__name__}: {lines[0]}" if lines else repr(inner)

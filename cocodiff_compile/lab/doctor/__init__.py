@@ -1,1 +1,3 @@
-"""`cocodiff doctor`: what this machine has, what of it is used, and what would go wrong."""
+"""Implements `cocodiff doctor`: reports what this machine has, what would be used, and what would
+fail.
+"""

@@ -1,4 +1,4 @@
-"""`cocodiff doctor`: findings as a table or as JSON, and an exit status."""
+"""Prints the findings of `cocodiff doctor` as a table or as JSON, and returns an exit status."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cocodiff_compile.ranks.launch.launchers import find_launch
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command; what it needs is imported when it runs."""
+    """Adds the command. Its dependencies are imported when it runs."""
     doctor = commands.add_parser(
         "doctor",
-        help="say what this machine has, what would be used, and what would go wrong",
-        description="Exit status 0: ranks can run here. 1: a problem keeps them from it. Under a "
-        "launcher the first rank speaks, and others that have a problem.",
+        help="report what this machine has, what would be used, and what would fail",
+        description="The exit status is 0 if ranks can run here, and 1 if a problem prevents it. "
+        "Under a launcher the first rank prints, and every other rank that has a problem.",
     )
     doctor.add_argument("--json", action="store_true", help="print findings as JSON")
     doctor.set_defaults(run=_run_doctor)
@@ -28,32 +28,32 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run_doctor(parsed: argparse.Namespace) -> int:
     from cocodiff_compile.devices.installed import installed_here  # noqa: PLC0415
-    from cocodiff_compile.lab.doctor.examine import Patient, examine  # noqa: PLC0415
+    from cocodiff_compile.lab.doctor.examine import Host, examine  # noqa: PLC0415
 
-    patient = Patient(installed_here(), os.environ)
-    findings = examine(patient)
-    is_well = all(finding.status != "problem" for finding in findings)
-    if is_well and not _speaks(patient.environment):
+    host = Host(installed_here(), os.environ)
+    findings = examine(host)
+    is_ok = all(finding.status != "problem" for finding in findings)
+    if is_ok and not _prints(host.environment):
         return 0
-    print(_as_json(findings, is_well) if parsed.json else _as_table(findings, is_well))
-    return 0 if is_well else 1
+    print(_as_json(findings, is_ok) if parsed.json else _as_table(findings, is_ok))
+    return 0 if is_ok else 1
 
 
-def _speaks(environment: Mapping[str, str]) -> bool:
+def _prints(environment: Mapping[str, str]) -> bool:
     launch = find_launch(environment)
     return launch is None or launch.rank == 0
 
 
-def _as_json(findings: Sequence[Finding], is_well: bool) -> str:
+def _as_json(findings: Sequence[Finding], is_ok: bool) -> str:
     data = {
         "cocodiff": __version__,
-        "ok": is_well,
+        "ok": is_ok,
         "findings": [asdict(finding) for finding in findings],
     }
     return json.dumps(data, indent=1)
 
 
-def _as_table(findings: Sequence[Finding], is_well: bool) -> str:
+def _as_table(findings: Sequence[Finding], is_ok: bool) -> str:
     lines = [f"cocodiff {__version__}"]
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
@@ -61,5 +61,5 @@ def _as_table(findings: Sequence[Finding], is_well: bool) -> str:
         first, *more = textwrap.wrap(f"{status}{finding.text}", 98 - width)
         lines.append(f"{finding.what:<{width}}  {first}")
         lines += [f"{'':<{width}}  {line}" for line in more]
-    lines.append("ranks can run here" if is_well else "ranks cannot run here: see the problems")
+    lines.append("ranks can run here" if is_ok else "ranks cannot run here: see the problems")
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""What the doctor looks at. Nothing is imported to find out but torch, and triton where it is."""
+"""Examines devices, packages, the environment and the launcher. It imports nothing for that but
+torch, and triton if it is installed.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ import torch
 
 from cocodiff_compile.compat import TESTED_PYTHON, TESTED_TORCH
 from cocodiff_compile.devices.choose import (
-    DEVICE_BACKENDS,
-    choose_communication,
+    DEVICE_KINDS,
     choose_device,
+    choose_transport,
 )
 from cocodiff_compile.devices.installed import Installed, why_not_legacy
-from cocodiff_compile.devices.kind import DeviceBackend
+from cocodiff_compile.devices.kind import DeviceKind
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.doctor.finding import Finding, Status
-from cocodiff_compile.ranks.detect import detect, place_of_this_rank
+from cocodiff_compile.ranks.detect import detect, location_of_this_rank
 from cocodiff_compile.ranks.launch.init_distributed import group_backend
 from cocodiff_compile.ranks.launch.launchers import Launch, adopt_launcher, find_launch
 from cocodiff_compile.ranks.launch.matrix_tiles import SETTING, WITHOUT_TILES, tiles_are_broken
@@ -35,29 +37,29 @@ AURORA_SETTINGS = {
     "FI_MR_CACHE_MONITOR": "userfaultfd",
     "ZE_FLAT_DEVICE_HIERARCHY": "FLAT",
 }
-"""What its documentation asks for; other machines with XPUs may want others."""
+"""The settings that Aurora's documentation asks for; other machines with XPUs may need others."""
 
 
 @dataclass(frozen=True)
-class Patient:
-    """What is examined: installed packages, and the environment of a process."""
+class Host:
+    """Holds what is examined: the installed packages and the environment of a process."""
 
     installed: Installed
     environment: Mapping[str, str]
 
     @property
-    def device(self) -> DeviceBackend:
+    def device(self) -> DeviceKind:
         return choose_device(self.installed)
 
 
-def examine(patient: Patient) -> list[Finding]:
-    """All findings, in the order of the screen."""
-    return [finding for look in _LOOKS for finding in look(patient)]
+def examine(host: Host) -> list[Finding]:
+    """Returns all findings, in the order in which they are printed."""
+    return [finding for check in _CHECKS for finding in check(host)]
 
 
-def _versions(patient: Patient) -> Iterator[Finding]:
+def _versions(host: Host) -> Iterator[Finding]:
     for what, found, tested in (
-        ("torch", patient.installed.torch, TESTED_TORCH),
+        ("torch", host.installed.torch, TESTED_TORCH),
         ("python", platform.python_version(), TESTED_PYTHON),
     ):
         is_tested = f"{found.partition('+')[0]}.".startswith(f"{tested}.")
@@ -65,26 +67,26 @@ def _versions(patient: Patient) -> Iterator[Finding]:
         yield Finding(what, "ok" if is_tested else "note", f"{found}, {text}")
 
 
-def _devices(patient: Patient) -> Iterator[Finding]:
-    counts = patient.installed.device_counts
-    absent = [f"no {name}" for name in DEVICE_BACKENDS if name != "cpu" and name not in counts]
+def _devices(host: Host) -> Iterator[Finding]:
+    counts = host.installed.device_counts
+    absent = [f"no {name}" for name in DEVICE_KINDS if name != "cpu" and name not in counts]
     found = [f"{count} {name}" for name, count in counts.items()] or ["cpu"]
     yield Finding("device", "ok", ", ".join([*found, *(f"{name} device" for name in absent)]))
 
 
-def _matrix_tiles(patient: Patient) -> Iterator[Finding]:
-    is_asked = patient.device.name == "cpu" and SETTING not in patient.environment
+def _matrix_tiles(host: Host) -> Iterator[Finding]:
+    is_asked = host.device.name == "cpu" and SETTING not in host.environment
     if is_asked and tiles_are_broken():
-        text = "bfloat16 matmuls die here of an illegal instruction, AMX is announced and does not "
-        yield Finding("AMX", "warning", f"{text}run: export {SETTING}={WITHOUT_TILES}")
+        text = "the processor announces AMX, but bfloat16 matmuls are illegal instructions; set "
+        yield Finding("AMX", "warning", f"{text}{SETTING}={WITHOUT_TILES}")
 
 
-def _code_generation(patient: Patient) -> Iterator[Finding]:
-    wanted = patient.device.triton
+def _code_generation(host: Host) -> Iterator[Finding]:
+    wanted = host.device.triton
     if not wanted:
-        name = patient.environment.get("CXX", "g++")
+        name = host.environment.get("CXX", "g++")
         path = shutil.which(name)
-        missing = f"{name} is not there: install a C++ compiler, Inductor needs one for CPU code"
+        missing = f"{name} is missing: install a C++ compiler, which Inductor needs for CPU code"
         yield Finding("C++ compiler", "ok" if path else "problem", path or missing)
     if find_spec("triton") is None:
         text = f"not installed{', Inductor needs it' if wanted else '; CPU code needs none'}"
@@ -106,17 +108,19 @@ def _triton(wanted: str) -> Finding:
     return Finding("triton", "ok", text)
 
 
-def _communication(patient: Patient) -> Iterator[Finding]:
-    installed, device = patient.installed, patient.device
-    for item in DEVICE_BACKENDS.values():
-        for way in item.communications:
-            reason = way.why_not(installed)
+def _communication(host: Host) -> Iterator[Finding]:
+    installed, device = host.installed, host.device
+    for kind in DEVICE_KINDS.values():
+        for transport in kind.transports:
+            reason = transport.why_not(installed)
             text = f"absent: {reason}" if reason else "usable"
-            if way.on_request and not reason:
-                text = f"only on request: {way.on_request}"
-            yield Finding(f"{item.name} over {way.name}", "ok" if not reason else "note", text)
+            if transport.on_request and not reason:
+                text = f"only on request: {transport.on_request}"
+            yield Finding(
+                f"{kind.name} over {transport.name}", "ok" if not reason else "note", text
+            )
     try:
-        chosen = choose_communication(device, installed, None, patient.environment)
+        chosen = choose_transport(device, installed, None, host.environment)
     except UserError as error:
         yield Finding("chosen", "problem", str(error))
         return
@@ -124,16 +128,16 @@ def _communication(patient: Patient) -> Iterator[Finding]:
     yield Finding("chosen", "ok", f"{device.name}, process group {name!r}")
 
 
-def _settings(patient: Patient) -> Iterator[Finding]:
-    environment = patient.environment
-    for item in DEVICE_BACKENDS.values():
-        reason = item.why_no_overlap(environment)
+def _settings(host: Host) -> Iterator[Finding]:
+    environment = host.environment
+    for kind in DEVICE_KINDS.values():
+        reason = kind.why_no_overlap(environment)
         if reason:
-            yield Finding("overlap", "warning", f"on {item.name}, {reason}")
+            yield Finding("overlap", "warning", f"on {kind.name}, {reason}")
     shown = [name for name in sorted(environment) if name.startswith(SETTING_PREFIXES)]
     text = ", ".join(f"{name}={environment[name]}" for name in shown)
     yield Finding("settings", "ok", text or "no CCL_*, COCODIFF_*, FI_* or ZE_* is set")
-    if patient.device.name == "xpu":
+    if host.device.name == "xpu":
         other = [
             f"{name}={value}"
             for name, value in AURORA_SETTINGS.items()
@@ -143,68 +147,71 @@ def _settings(patient: Patient) -> Iterator[Finding]:
             yield Finding("Aurora wants", "note", ", ".join(other))
 
 
-def _launcher(patient: Patient) -> Iterator[Finding]:
+def _launcher(host: Host) -> Iterator[Finding]:
     try:
-        launch = find_launch(patient.environment)
+        launch = find_launch(host.environment)
         if launch is None:
             text = "none: start ranks with torchrun, mpiexec or srun"
             yield Finding("launcher", "note", text)
             return
-        meeting = dict(patient.environment)
+        meeting = dict(host.environment)
         adopt_launcher(meeting)
-        if (count := patient.installed.device_counts.get(patient.device.name)) is not None:
-            patient.device.index_of(launch.local_rank, count)
+        if (count := host.installed.device_counts.get(host.device.name)) is not None:
+            host.device.index_of(launch.local_rank, count)
     except UserError as error:
         yield Finding("launcher", "problem", str(error))
         return
     where = f"{meeting['MASTER_ADDR']}:{meeting['MASTER_PORT']}"
     text = f"{launch.launcher}: rank {launch.rank} of {launch.num_ranks}, local rank "
-    text += f"{launch.local_rank} of {launch.ranks_here}; they meet at {where}"
+    text += f"{launch.local_rank} of {launch.ranks_here}; the store is at {where}"
     yield Finding("launcher", "ok", text)
 
 
-def _topology(patient: Patient) -> Iterator[Finding]:
-    kind = patient.device.name
+def _topology(host: Host) -> Iterator[Finding]:
+    kind = host.device.name
     try:
-        launch = find_launch(patient.environment)
+        launch = find_launch(host.environment)
     except UserError:
         launch = None
-    devices = patient.installed.device_counts.get(kind, 1)
+    devices = host.installed.device_counts.get(kind, 1)
     launch = launch or Launch("", 0, devices, 0, devices)
     if launch.num_ranks < 2:
         yield Finding("topology", "note", "one rank, nothing to exchange")
         return
     here = [
-        place_of_this_rank(torch.device(kind, rank % devices)) for rank in range(launch.ranks_here)
+        location_of_this_rank(torch.device(kind, rank % devices))
+        for rank in range(launch.ranks_here)
     ]
     nodes = range(max(1, launch.num_ranks // launch.ranks_here))
-    places = [replace(place, host=f"{place.host} {node}") for node in nodes for place in here]
-    found = detect(places)
+    locations = [
+        replace(location, host=f"{location.host} {node}") for node in nodes for location in here
+    ]
+    found = detect(locations)
     axes = " x ".join(f"{axis.name} {axis.size}" for axis in found.topology.axes)
-    yield Finding("topology", "ok", "; ".join([f"a guess, not measured: {axes}", *found.reasons]))
+    yield Finding("topology", "ok", "; ".join([f"estimated, not measured: {axes}", *found.reasons]))
 
 
-def _legacy(patient: Patient) -> Iterator[Finding]:
-    for package, version in patient.installed.packages.items():
-        reason = why_not_legacy(package, patient.installed)
+def _legacy(host: Host) -> Iterator[Finding]:
+    for package, version in host.installed.packages.items():
+        reason = why_not_legacy(package, host.installed)
         if reason:
-            text = f"{reason} by cocodiff, but breaks what imports it: pip uninstall {package}"
+            text = f"{reason} by cocodiff, but fails where it is imported: pip uninstall {package}"
             yield Finding("legacy", "warning", text)
         else:
             yield Finding("legacy", "ok", f"{package} {version} fits this torch")
-    if not patient.installed.packages:
+    if not host.installed.packages:
         yield Finding("legacy", "ok", "no intel-extension-for-pytorch, no oneccl-bind-pt")
 
 
-def _untested(patient: Patient) -> Iterator[Finding]:
-    if patient.device.name == "cpu":
-        text = "XPU and CUDA: never run. CPU and gloo are what the tests run on"
+def _untested(host: Host) -> Iterator[Finding]:
+    if host.device.name == "cpu":
+        text = "XPU and CUDA have never been run; the tests run on CPU and gloo"
     else:
-        text = f"{patient.device.name}: all of it, exactness, order and speed; see docs/xpu.md"
+        text = f"{host.device.name}: exactness, order and speed are untested on it; see docs/xpu.md"
     yield Finding("untested", "note", text)
 
 
-_LOOKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     _versions,
     _devices,
     _matrix_tiles,

@@ -1,4 +1,4 @@
-"""One line of what the doctor says."""
+"""Defines one line of the doctor's report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ Status: TypeAlias = Literal["ok", "note", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A `problem` keeps ranks from running; a `warning` costs speed, or breaks something
-    else."""
+    """A finding with status `problem` keeps ranks from running; a `warning` costs speed, or breaks
+    something else.
+    """
 
     what: str
     status: Status

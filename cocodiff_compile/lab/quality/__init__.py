@@ -1,1 +1,3 @@
-"""How far a lossy run is from the exact one: a small trained model, and the measures."""
+"""Implements `cocodiff quality`: a small trained model, and measures of how far lossy runs are
+off.
+"""

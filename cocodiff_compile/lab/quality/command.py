@@ -1,4 +1,6 @@
-"""`cocodiff quality`: how far lossy runs are from the exact one, and what they save."""
+"""Implements `cocodiff quality`: measures how far lossy runs are from the exact one, and what they
+save.
+"""
 
 from __future__ import annotations
 
@@ -19,33 +21,37 @@ _TIMEOUT_S = 3 * 3600.0
 
 
 def add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command; what it needs is imported when it runs."""
+    """Adds the command. Its dependencies are imported when it runs."""
     quality = commands.add_parser(
         "quality",
         help="compare lossy exchanges with the exact run: distance of pictures, bytes, time",
         description="Draws pictures with a small trained model, from the same noise, exactly and "
         "with each policy, compiled on gloo ranks of this machine. With --shares the ranks are "
-        "nodes of an emulated cluster (root), and whole runs are timed in turns.",
+        "nodes of an emulated cluster (root), and whole runs are timed, interleaved.",
     )
-    quality.add_argument("--policies", metavar="A,B", help="default: all that are known")
+    quality.add_argument("--policies", metavar="A,B", help="the policies to compare; default: all")
     quality.add_argument("--pictures", type=int, default=16)
     quality.add_argument("--steps", type=int, default=50)
     quality.add_argument("--batch", type=int, default=4, help="pictures drawn at once")
     quality.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-    quality.add_argument("--ranks", type=int, default=2, help="without --shares (default: 2)")
+    quality.add_argument(
+        "--ranks", type=int, default=2, help="local ranks, without --shares (default: 2)"
+    )
     quality.add_argument("--grid", default="2x1", help="nodes x tiles, with --shares")
     quality.add_argument(
         "--shares",
         metavar="A,B",
-        help="links that make communication so many per cent of an exact step",
+        help="set links so that communication is A, B ... per cent of an exact step (root)",
     )
-    quality.add_argument("--weights", type=Path, help="of the model; default: those that ship")
+    quality.add_argument(
+        "--weights", type=Path, help="the weights of the model; default: those of the package"
+    )
     quality.add_argument("--out", type=Path, default=Path("build/quality"), metavar="DIR")
     quality.set_defaults(run=run_quality)
 
 
 def run_quality(parsed: argparse.Namespace) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     from cocodiff_compile.lab.progress import timed_sayer  # noqa: PLC0415
 
     avoid_broken_tiles()
@@ -68,7 +74,9 @@ def _shares(parsed: argparse.Namespace) -> list[int | None]:
         return [None]
     shares = parsed.shares.split(",")
     if not all(share.isdecimal() and 1 <= int(share) <= 99 for share in shares):
-        raise UserError(f"--shares {parsed.shares!r}: whole numbers from 1 to 99, such as 75,90")
+        raise UserError(
+            f"--shares {parsed.shares!r}; allowed: whole numbers from 1 to 99, such as 75,90"
+        )
     return [int(share) for share in shares]
 
 
@@ -119,17 +127,17 @@ def _on_emulated_cluster(settings: Any, grid: str, say: Any) -> dict[str, Any]:
     from cocodiff_compile.lab.bench.on_cluster import run_on_cluster  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "result.pt"
+        result_file = Path(folder) / "result.pt"
         run_on_cluster(
             Grid.parse(grid),
             "cocodiff_compile.lab.quality.rank",
             settings.to_json(),
-            found,
+            result_file,
             say,
             name="quality",
             timeout_s=_TIMEOUT_S,
         )
-        result: dict[str, Any] = torch.load(found, weights_only=True)
+        result: dict[str, Any] = torch.load(result_file, weights_only=True)
     return result
 
 
@@ -145,11 +153,11 @@ def _head(result: dict[str, Any]) -> str:
 
 
 def format_quality(result: dict[str, Any]) -> str:
-    """A row per policy."""
+    """Returns a table with a row per policy."""
     from cocodiff_compile.report.describe import format_table  # noqa: PLC0415
 
     steps = result["settings"]["steps"]
-    rows = [_row(way, result["ways"][0], steps) for way in result["ways"]]
+    rows = [_row(variant, result["variants"][0], steps) for variant in result["variants"]]
     headers = (
         "policy",
         "bytes",
@@ -163,53 +171,55 @@ def format_quality(result: dict[str, Any]) -> str:
         "s per run",
         "ms per step",
         "speed",
-        "MiB remembered",
+        "MiB cached",
         "steps",
     )
     return format_table(headers, rows)
 
 
-def _row(way: dict[str, Any], exact: dict[str, Any], steps: int) -> Sequence[object]:
-    psnrs = [item["psnr_db"] for item in way["distances"]]
-    seconds = median(way["seconds"])
-    kinds = ", ".join(f"{count} {kind}" for kind, count in way["kinds"].items())
+def _row(variant: dict[str, Any], exact: dict[str, Any], steps: int) -> Sequence[object]:
+    psnrs = [item["psnr_db"] for item in variant["distances"]]
+    seconds = median(variant["seconds"])
+    kinds = ", ".join(f"{count} {kind}" for kind, count in variant["kinds"].items())
     return (
-        way["name"],
-        f"1/{saved(way):.2f}",
-        *_on_the_wire(way, exact),
+        variant["name"],
+        f"1/{saved(variant):.2f}",
+        *_on_the_wire(variant, exact),
         f"{mean(psnrs):.1f}",
         f"{min(psnrs):.1f}",
-        f"{mean(item['ssim'] for item in way['distances']):.4f}",
-        f"{mean(item['mse'] for item in way['distances']):.1e}",
+        f"{mean(item['ssim'] for item in variant['distances']):.4f}",
+        f"{mean(item['mse'] for item in variant['distances']):.1e}",
         f"{seconds:.2f}",
         f"{1e3 * seconds / steps:.0f}",
         f"{median(exact['seconds']) / seconds:.2f}x",
-        f"{way['memory_bytes'] / 2**20:.1f}",
+        f"{variant['cache_bytes'] / 2**20:.1f}",
         kinds or "exact",
     )
 
 
-def _on_the_wire(way: dict[str, Any], exact: dict[str, Any]) -> tuple[str, str, str]:
-    """The same, bytes and packets of a run, as the busiest node's interface counted them, where
-    there is one.
+def _on_the_wire(variant: dict[str, Any], exact: dict[str, Any]) -> tuple[str, str, str]:
+    """Returns the saving, bytes and packets of a run as the busiest node's interface counted them,
+    or dashes if nothing was counted.
     """
-    if not way["counted_bytes"]:
+    if not variant["counted_bytes"]:
         return ("-",) * 3
-    size_bytes = median(way["counted_bytes"])
+    size_bytes = median(variant["counted_bytes"])
     share = f"1/{median(exact['counted_bytes']) / size_bytes:.2f}"
-    return share, f"{size_bytes / 1e6:.1f}", f"{median(way['counted_packets']):,.0f}"
+    return share, f"{size_bytes / 1e6:.1f}", f"{median(variant['counted_packets']):,.0f}"
 
 
-def saved(way: dict[str, Any]) -> float:
-    """How many times fewer bytes a rank sends than in full."""
-    return way["full_bytes"] / way["sent_bytes"] if way["sent_bytes"] else 1.0
+def saved(variant: dict[str, Any]) -> float:
+    """Returns how many times fewer bytes a rank sends than uncompressed."""
+    return variant["full_bytes"] / variant["sent_bytes"] if variant["sent_bytes"] else 1.0
 
 
 def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
     from cocodiff_compile.lab.bench.machine import describe_machine  # noqa: PLC0415
     from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures  # noqa: PLC0415
 
-    plain = [{**item, "ways": [_plain(way) for way in item["ways"]]} for item in results]
+    plain = [
+        {**item, "variants": [_plain(variant) for variant in item["variants"]]} for item in results
+    ]
     data = {"machine": describe_machine(), "results": plain}
     file = folder / "results.json"
     file.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
@@ -218,11 +228,13 @@ def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
     print(f"\nwritten: {file}, {folder / 'frontier.png'}, {folder / 'pictures.png'}")
 
 
-def _plain(way: dict[str, Any]) -> dict[str, Any]:
-    """Without pictures. JSON has no infinity: the PSNR of what is the same is null."""
-    rest = {key: value for key, value in way.items() if key != "pictures"}
+def _plain(variant: dict[str, Any]) -> dict[str, Any]:
+    """Returns a variant without its pictures. JSON has no infinity, so that the PSNR of equal
+    pictures is null.
+    """
+    rest = {key: value for key, value in variant.items() if key != "pictures"}
     distances = [
         {key: value if isfinite(value) else None for key, value in item.items()}
-        for item in way["distances"]
+        for item in variant["distances"]
     ]
     return {**rest, "distances": distances}

@@ -1,4 +1,4 @@
-"""How far pictures are from the exact ones, by scikit-image."""
+"""Measures how far pictures are from the exact ones, with scikit-image."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 from torch import Tensor
 
 _RANGE = 2.0
-"""Of values in -1..1."""
+"""The range of pixel values, which lie in -1..1."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Of one picture; PSNR is infinite where both are the same."""
+    """Holds the distance of one picture from the exact one; PSNR is infinite where both are
+    equal.
+    """
 
     psnr_db: float
     ssim: float
@@ -24,7 +26,7 @@ class Distance:
 
 
 def distances(pictures: Tensor, exact: Tensor) -> list[Distance]:
-    """Of each picture, [3, side, side] in -1..1."""
+    """Returns the distance of each picture, [3, side, side] in -1..1."""
     return [_distance(*pair) for pair in zip(pictures, exact, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""A quality run as pictures: bytes against distance, and what was drawn, side by side."""
+"""Plots a quality run: bytes against distance, and the pictures side by side."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 
 def plot_frontier(result: dict[str, Any], file: Path) -> None:
-    """One point per policy, with a line from its worst picture to its best."""
+    """Draws one point per policy, with a line from its worst picture to its best."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
 
     from cocodiff_compile.lab.quality.command import saved  # noqa: PLC0415
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    for number, way in enumerate(result["ways"][1:]):
-        psnrs = [item["psnr_db"] for item in way["distances"]]
-        color = "#e0803c" if way["name"].startswith("paper") else "#4c6a92"
-        axes.plot([saved(way)] * 2, [min(psnrs), max(psnrs)], color=color, linewidth=1)
-        axes.plot(saved(way), mean(psnrs), "o", color=color)
+    for number, variant in enumerate(result["variants"][1:]):
+        psnrs = [item["psnr_db"] for item in variant["distances"]]
+        color = "#e0803c" if variant["name"].startswith("paper") else "#4c6a92"
+        axes.plot([saved(variant)] * 2, [min(psnrs), max(psnrs)], color=color, linewidth=1)
+        axes.plot(saved(variant), mean(psnrs), "o", color=color)
         axes.annotate(
-            way["name"],
-            (saved(way), mean(psnrs)),
+            variant["name"],
+            (saved(variant), mean(psnrs)),
             textcoords="offset points",
             xytext=(6, 4 if number % 2 else -11),  # neighbours do not cover each other
             fontsize=8,
@@ -42,18 +42,20 @@ def plot_frontier(result: dict[str, Any], file: Path) -> None:
 
 
 def plot_pictures(result: dict[str, Any], file: Path) -> None:
-    """A row per way, a column per picture."""
+    """Draws a row per variant and a column per picture."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
 
-    ways = result["ways"]
-    count = len(ways[0]["pictures"])
-    figure = Figure(figsize=(1.2 + count, 1.05 * len(ways)), layout="constrained")
-    grid = figure.subplots(len(ways), count, squeeze=False)
-    for way, row in zip(ways, grid, strict=True):
-        for axes, picture, distance in zip(row, way["pictures"], way["distances"], strict=False):
+    variants = result["variants"]
+    count = len(variants[0]["pictures"])
+    figure = Figure(figsize=(1.2 + count, 1.05 * len(variants)), layout="constrained")
+    grid = figure.subplots(len(variants), count, squeeze=False)
+    for variant, row in zip(variants, grid, strict=True):
+        for axes, picture, distance in zip(
+            row, variant["pictures"], variant["distances"], strict=False
+        ):
             axes.imshow(((picture.permute(1, 2, 0) + 1) / 2).clamp(0, 1).numpy())
             axes.set(xticks=[], yticks=[])
-            if way is not ways[0]:
+            if variant is not variants[0]:
                 axes.set_title(f"{distance['psnr_db']:.0f} dB", fontsize=7, pad=2)
-        row[0].set_ylabel(way["name"], rotation=0, ha="right", va="center", fontsize=8)
+        row[0].set_ylabel(variant["name"], rotation=0, ha="right", va="center", fontsize=8)
     figure.savefig(file, dpi=120)

@@ -1,5 +1,5 @@
-"""One rank of a quality run: `python -m cocodiff_compile.lab.quality.rank SETTINGS RESULT`, under
-torchrun. Rank 0 says how it goes, and writes the result.
+"""Runs one rank of a quality run: `python -m cocodiff_compile.lab.quality.rank SETTINGS RESULT`,
+under torchrun. Rank 0 reports progress and writes the result.
 """
 
 from __future__ import annotations

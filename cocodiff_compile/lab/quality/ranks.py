@@ -1,4 +1,4 @@
-"""Exact and lossy runs of the small trained model, taken in turns on live ranks."""
+"""Runs the small trained model exactly and with lossy exchanges, interleaved, on live ranks."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 from cocodiff_compile.v_major.denoising import StepRecord
 
 _PLAIN = {"v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
-"""Where time is not what is asked for: the exact passes change no value, and take long to compile.
+"""Options where time is not measured: the exact passes change no value, and take long to
+compile.
 """
 SHOWN = 6
-"""Pictures of each way that are kept to look at."""
+"""The number of pictures of each variant that are kept for display."""
 
 
 @dataclass
-class _Way:
-    """One way to run the model; lists hold one value per run."""
+class _Variant:
+    """Holds one variant of the model and its results; lists hold one value per run."""
 
     name: str
     call: Callable[..., Any]
     pictures: dict[int, Tensor] = field(default_factory=dict)
-    """By seed."""
+    """The pictures by seed."""
     seconds: list[float] = field(default_factory=list)
     counted_bytes: list[int] = field(default_factory=list)
-    """That the busiest node's interface sent, without headers."""
+    """The bytes that the busiest node's interface sent, without headers."""
     counted_packets: list[int] = field(default_factory=list)
     history: list[StepRecord] = field(default_factory=list)
-    """What travelled in each step of all runs."""
+    """The records of all steps of all runs."""
 
-    def forget(self) -> None:
-        """What was run to compile is not counted."""
+    def clear(self) -> None:
+        """Drops the results of the run that compiled the variant."""
         for item in (
             self.pictures,
             self.seconds,
@@ -63,30 +64,30 @@ class _Way:
 
 
 def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
-    """Plain data but for the pictures; all ranks call this and get the same."""
-    ways = [_Way(EXACT, torch.compile(_model(settings), fullgraph=True, dynamic=False))]
-    seconds = _run(ways[0], settings, 0)
+    """Returns plain data and pictures, the same on every rank. All ranks must call this."""
+    variants = [_Variant(EXACT, torch.compile(_model(settings), fullgraph=True, dynamic=False))]
+    seconds = _run(variants[0], settings, 0)
     say(f"{EXACT}: Inductor, ready in {seconds:.0f} s")
-    rate_mbit = _set_share(ways[0], settings, say) if settings.share else None
+    rate_mbit = _set_share(variants[0], settings, say) if settings.share else None
     for name in settings.policies:
-        way = _Way(name, _compiled(settings, v_major_of(name)))
-        seconds = _run(way, settings, 0)
+        variant = _Variant(name, _compiled(settings, v_major_of(name)))
+        seconds = _run(variant, settings, 0)
         say(f"{name}: ready in {seconds:.0f} s")
-        ways.append(way)
-    for way in ways:
-        way.forget()
-    turns = itertools.cycle(range(len(ways)))
+        variants.append(variant)
+    for variant in variants:
+        variant.clear()
+    order_of_starts = itertools.cycle(range(len(variants)))
     for seed in settings.seeds:
-        first = next(turns)
-        for way in (*ways[first:], *ways[:first]):
-            _run(way, settings, seed)
+        first = next(order_of_starts)
+        for variant in (*variants[first:], *variants[:first]):
+            _run(variant, settings, seed)
         say(f"pictures {settings.batch * (seed + 1)} of {settings.pictures}")
     return {
         "settings": settings.to_json(),
         "ranks": dist.get_world_size(),
         "rate_mbit": rate_mbit,
         "load_average": os.getloadavg()[0],
-        "ways": [_describe(way, ways[0], settings) for way in ways],
+        "variants": [_describe(variant, variants[0], settings) for variant in variants],
     }
 
 
@@ -106,65 +107,67 @@ def _compiled(settings: QualitySettings, v_major: dict[str, Any]) -> Callable[..
     )
 
 
-def _run(way: _Way, settings: QualitySettings, seed: int) -> float:
-    """One batch of pictures, from noise."""
+def _run(variant: _Variant, settings: QualitySettings, seed: int) -> float:
+    """Draws one batch of pictures from noise; returns the seconds taken."""
     dist.barrier()
     before, begin = interface_counters(), time.monotonic()
-    if way.name == EXACT:
-        pictures = sample_pictures(way.call, settings.sampling, seed)
+    if variant.name == EXACT:
+        pictures = sample_pictures(variant.call, settings.sampling, seed)
     else:
         with cocodiff_compile.denoising(num_steps=settings.steps) as run:
-            pictures = sample_pictures(way.call, settings.sampling, seed, run.branch, run.step)
-        way.history += run.history
-    way.seconds.append(largest(time.monotonic()) + largest(-begin))
+            pictures = sample_pictures(variant.call, settings.sampling, seed, run.branch, run.step)
+        variant.history += run.history
+    variant.seconds.append(largest(time.monotonic()) + largest(-begin))
     after = interface_counters()
     if before is not None and after is not None:
-        way.counted_bytes.append(int(largest((after - before).payload_bytes)))
-        way.counted_packets.append(int(largest((after - before).packets)))
-    way.pictures[seed] = pictures
-    return way.seconds[-1]
+        variant.counted_bytes.append(int(largest((after - before).payload_bytes)))
+        variant.counted_packets.append(int(largest((after - before).packets)))
+    variant.pictures[seed] = pictures
+    return variant.seconds[-1]
 
 
-def _set_share(way: _Way, settings: QualitySettings, say: Say) -> float | None:
-    """Links that make communication the wanted share of exact steps."""
+def _set_share(variant: _Variant, settings: QualitySettings, say: Say) -> float | None:
+    """Sets the links so that communication takes the wanted share of exact steps; returns their
+    rate.
+    """
     if not links_are_ours() or settings.share is None:
         return None
     few = QualitySettings(steps=3, batch=settings.batch, dtype=settings.dtype)
 
-    def timed(alone: bool) -> float:
-        if not alone:
-            return _run(way, few, 0)
+    def timed(compute_only: bool) -> float:
+        if not compute_only:
+            return _run(variant, few, 0)
         with local_groups():
-            return _run(way, few, 0)
+            return _run(variant, few, 0)
 
     with local_groups() as collectives:
-        _run(way, few, 0)
+        _run(variant, few, 0)
     rate_mbit = set_share(settings.share, timed, _node_megabits(collectives), [])
     say(f"{settings.share} % at {rate_mbit:.0f} Mbit/s")
     return rate_mbit
 
 
 def _node_megabits(collectives: list[Collective]) -> float:
-    """What a node sends to others."""
+    """Returns what a node sends to others."""
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     mine = traffic_between(collectives, dist.get_rank(), lambda rank: rank // per_node)
     return per_node * mine.size_bytes * 8 / 1e6
 
 
-def _describe(way: _Way, exact: _Way, settings: QualitySettings) -> dict[str, Any]:
-    pictures = torch.cat([way.pictures[seed] for seed in settings.seeds])[: settings.pictures]
+def _describe(variant: _Variant, exact: _Variant, settings: QualitySettings) -> dict[str, Any]:
+    pictures = torch.cat([variant.pictures[seed] for seed in settings.seeds])[: settings.pictures]
     truth = torch.cat([exact.pictures[seed] for seed in settings.seeds])[: settings.pictures]
     assert all(torch.equal(other, pictures) for other in gathered(pictures)), "ranks agree"
-    kinds = [item.travel for item in way.history]
+    kinds = [item.payload for item in variant.history]
     return {
-        "name": way.name,
+        "name": variant.name,
         "distances": [item.to_json() for item in distances(pictures, truth)],
-        "seconds": way.seconds,
-        "counted_bytes": way.counted_bytes,
-        "counted_packets": way.counted_packets,
-        "sent_bytes": sum(item.sent_bytes for item in way.history),
-        "full_bytes": sum(item.full_bytes for item in way.history),
+        "seconds": variant.seconds,
+        "counted_bytes": variant.counted_bytes,
+        "counted_packets": variant.counted_packets,
+        "sent_bytes": sum(item.sent_bytes for item in variant.history),
+        "full_bytes": sum(item.full_bytes for item in variant.history),
         "kinds": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-        "memory_bytes": max((item.memory_bytes for item in way.history), default=0),
+        "cache_bytes": max((item.cache_bytes for item in variant.history), default=0),
         "pictures": pictures[:SHOWN],
     }

@@ -1,4 +1,6 @@
-"""Pictures from the small trained model: the same noise and prompts for every way to run it."""
+"""Samples pictures from the small trained model, with the same noise and prompts for every
+variant.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from cocodiff_compile.lab.quality.small_dit import (
 
 @dataclass(frozen=True)
 class Sampling:
-    """`guidance` above 1 calls the model twice a step, with and without the prompt."""
+    """Holds the sampling settings. `guidance` other than 1 calls the model twice a step, with and
+    without the prompt.
+    """
 
     steps: int = 50
     guidance: float = 2.0
@@ -46,8 +50,8 @@ def sample_pictures(
     branch: Branch = lambda _name: nullcontext(),
     end_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """[batch, 3, SIDE, SIDE] in -1..1. `branch` is entered around each pass of guidance, `end_step`
-    called after each step.
+    """Returns pictures [batch, 3, SIDE, SIDE] in -1..1. `branch` is entered around each guidance
+    pass, `end_step` is called after each step.
     """
     from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: PLC0415  (slow, and optional)
 
@@ -60,17 +64,18 @@ def sample_pictures(
         given["uncond"] = conditioning(None, sampling.batch, sampling.dtype)
     for timestep in scheduler.timesteps:
         time = (timestep / 1000).expand(sampling.batch).to(sampling.dtype)
-        found = {}
+        velocities = {}
         for name, inputs in given.items():
             tokens = latents.to(sampling.dtype)
             with branch(name), torch.no_grad():
                 (velocity,) = model(
                     hidden_states=tokens, timestep=time, return_dict=False, **inputs
                 )
-            found[name] = velocity.float()
-        velocity = found["cond"]
-        if "uncond" in found:
-            velocity = found["uncond"] + sampling.guidance * (velocity - found["uncond"])
+            velocities[name] = velocity.float()
+        velocity = velocities["cond"]
+        if "uncond" in velocities:
+            unconditioned = velocities["uncond"]
+            velocity = unconditioned + sampling.guidance * (velocity - unconditioned)
         latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
         end_step()
     return to_pictures(latents).clamp(-1, 1)

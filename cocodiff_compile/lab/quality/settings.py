@@ -1,4 +1,4 @@
-"""What a quality run compares, as plain data."""
+"""Defines what a quality run compares, as plain data."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.bench.cases import DTYPES
 from cocodiff_compile.lab.quality.sample import Sampling
-from cocodiff_compile.v_major.travel import ROLES
+from cocodiff_compile.v_major.payload import ROLES
 
 EXACT = "exact"
 POLICIES = ("paper", "paper-seen", "int8", "int4", "int3", "int2", "int1", "adaptive40")
-"""What is compared unless something else is asked for."""
+"""The policies that are compared by default."""
 _KNOWN = (
-    "paper, paper-seen, intBITS (such as int4, or int2233 for Q, K, V and O apart; int2from8 codes "
-    "the first step too), adaptiveDB (such as adaptive40), omitPERCENT (such as omit50, of each "
-    "stream; omit50o reuses output too, int4omit50o codes what is sent)"
+    "paper, paper-seen, intBITS (such as int4, or int2233 for Q, K, V and O; int2from8 codes "
+    "keyframes too), adaptiveDB (such as adaptive40), skipPERCENT (such as skip50, of each "
+    "stream; skip50o reuses O too, int4skip50o codes the rest)"
 )
 
 
 def v_major_of(name: str) -> dict[str, Any]:
-    """The options of a policy by its name: see `_KNOWN`."""
+    """Returns the options of a policy by its name; `_KNOWN` lists the names."""
     if name in ("paper", "paper-seen"):
         return {"policy": "paper", "compare": "seen" if name == "paper-seen" else "sent"}
     if found := re.fullmatch(r"adaptive(\d+)", name):
         return {"policy": "adaptive", "target_psnr_db": int(found[1])}
-    if found := re.fullmatch(r"(?:int(\d))?omit(\d+)(o?)", name):
+    if found := re.fullmatch(r"(?:int(\d))?skip(\d+)(o?)", name):
         return {
             "policy": "fixed",
             "bits": int(found[1]) if found[1] else "full",
-            "omitted": int(found[2]) / 100,
+            "skipped_share": int(found[2]) / 100,
             "reuse_output": bool(found[3]),
-            "streams": "apart",
+            "select_per_stream": True,
             "refresh": 10,
         }
     if found := re.fullmatch(r"int(\d|\d{4})(?:from(\d))?", name):
@@ -47,8 +47,8 @@ def v_major_of(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class QualitySettings:
-    """`share`: how much of an exact step communication is to take on emulated links, in per cent;
-    None: links as they are.
+    """Holds the settings of a run. `share` is the wanted share of communication in an exact step on
+    emulated links, in per cent; None uses the links as they are.
     """
 
     policies: tuple[str, ...] = POLICIES
@@ -62,11 +62,11 @@ class QualitySettings:
     def __post_init__(self) -> None:
         for name in ("pictures", "steps", "batch"):
             if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}: a whole number from 1")
+                raise UserError(f"--{name} {getattr(self, name)}; allowed: 1 or more")
 
     @property
     def seeds(self) -> range:
-        """One per batch of pictures."""
+        """One seed per batch of pictures."""
         return range(-(-self.pictures // self.batch))
 
     @property

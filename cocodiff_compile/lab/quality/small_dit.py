@@ -1,7 +1,8 @@
-"""A small FLUX transformer that was trained, by `examples/train_small_dit.py`, to draw pictures.
+"""Builds a small FLUX transformer that was trained, by `examples/train_small_dit.py`, to draw
+pictures.
 
-What a lossy exchange costs in quality depends on how activations change from step to step, and that
-random weights cannot say. diffusers is imported when the model is built.
+The quality of a lossy exchange depends on how activations change from step to step, which random
+weights cannot show. diffusers is imported when the model is built.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PATCH = 2
 TOKENS_PER_SIDE = SIDE // PATCH
 CHANNELS = 3 * PATCH * PATCH
 NUM_NAMES = sum(VOCABULARY)
-"""Words of all places, counted through: what a prompt's words are told apart by."""
+"""The number of words of all positions together; a word has a unique index among them."""
 
 CONFIG = {
     "patch_size": 1,
@@ -36,7 +37,7 @@ CONFIG = {
 
 
 def build_small_dit() -> nn.Module:
-    """The model with fresh weights."""
+    """Returns the model with random weights."""
     from diffusers import FluxTransformer2DModel  # noqa: PLC0415  (slow, and optional)
 
     model: nn.Module = FluxTransformer2DModel(**CONFIG)
@@ -44,7 +45,7 @@ def build_small_dit() -> nn.Module:
 
 
 def load_small_dit(weights: Path = WEIGHTS) -> nn.Module:
-    """The trained model, in fp32, for inference."""
+    """Returns the trained model, in fp32, for inference."""
     from safetensors.torch import load_file  # noqa: PLC0415  (comes with diffusers)
 
     model = build_small_dit()
@@ -53,28 +54,30 @@ def load_small_dit(weights: Path = WEIGHTS) -> nn.Module:
 
 
 def to_tokens(pictures: Tensor) -> Tensor:
-    """[B, 3, SIDE, SIDE] -> [B, tokens, channels]."""
+    """Converts pictures [B, 3, SIDE, SIDE] to tokens [B, tokens, channels]."""
     batch = len(pictures)
     patches = pictures.reshape(batch, 3, TOKENS_PER_SIDE, PATCH, TOKENS_PER_SIDE, PATCH)
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, TOKENS_PER_SIDE**2, CHANNELS)
 
 
 def to_pictures(tokens: Tensor) -> Tensor:
-    """The reverse of `to_tokens`."""
+    """Reverts `to_tokens`."""
     batch = len(tokens)
     patches = tokens.reshape(batch, TOKENS_PER_SIDE, TOKENS_PER_SIDE, 3, PATCH, PATCH)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, 3, SIDE, SIDE)
 
 
 def conditioning(prompts: Tensor | None, batch: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What the model is called with beside tokens and time; no prompts: unconditioned."""
+    """Returns the inputs of the model besides tokens and time; without prompts they are
+    unconditioned.
+    """
     words = torch.zeros(batch, NUM_WORDS, NUM_NAMES, dtype=dtype)
     if prompts is not None:
         first = torch.tensor((0, *VOCABULARY[:-1])).cumsum(0)
         words.scatter_(2, (prompts + first)[:, :, None], 1.0)
-    place = torch.arange(TOKENS_PER_SIDE)
+    index = torch.arange(TOKENS_PER_SIDE)
     image_ids = torch.zeros(TOKENS_PER_SIDE, TOKENS_PER_SIDE, 3)
-    image_ids[..., 1], image_ids[..., 2] = place[:, None], place[None, :]
+    image_ids[..., 1], image_ids[..., 2] = index[:, None], index[None, :]
     return {
         "encoder_hidden_states": words,
         "pooled_projections": words.sum(1),

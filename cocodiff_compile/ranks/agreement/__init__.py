@@ -1,1 +1,3 @@
-"""Ranks agree on what they compile, or all of them raise: no rank is left in a collective."""
+"""Makes ranks agree on what they compile and run. If they do not, all of them raise, and no rank is
+left in a collective.
+"""

@@ -1,4 +1,6 @@
-"""Values of all ranks of a group, the world unless one is given. Every rank of it calls these."""
+"""Exchanges values between all ranks of a group, by default the world. Every rank of it must call
+these functions.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ T = TypeVar("T")
 
 
 def gathered(value: T, group: Any = None) -> list[T]:
-    """By rank."""
+    """Returns the values of all ranks, by rank."""
     everyone: list[T] = [value] * dist.get_world_size(group)
     dist.all_gather_object(everyone, value, group=group)
     return everyone
 
 
 def from_first_rank(value: T, group: Any = None) -> T:
-    """What the first rank of the group has."""
+    """Returns the value of the first rank of the group."""
     values = [value]
     dist.broadcast_object_list(values, group=group, group_src=0)
     return values[0]

@@ -1,4 +1,4 @@
-"""Attempts to compile, which other ranks wait for."""
+"""Wraps attempts to compile, which other ranks may wait for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from cocodiff_compile.ranks.agreement.world import ranks_are_real
 
 
 @contextmanager
-def failures_told() -> Iterator[None]:
-    """One attempt to compile; if it raises, the ranks that wait for this one raise as well."""
+def reports_failures() -> Iterator[None]:
+    """Wraps one attempt to compile. If it raises, the ranks that wait for this one raise as
+    well.
+    """
     if not ranks_are_real():
         yield
         return

@@ -1,11 +1,11 @@
-"""Rounds in which the ranks of a group compare what they are about to run.
+"""Lets the ranks of a group compare what they are about to run.
 
 The n-th call over a group is compared if this rank runs something else in it than in its last call
-over the group: its first call, code that was compiled since, another shape. The others then change
-too, and all meet in the store. A rank that does not change asks nobody and is in its collective
-soon, where it waits for those that ask: its watch answers for it (`answer`), so that all of them
-have the same facts, and a difference is the same error on every rank. A call that runs what the
-last one ran costs no message.
+over the group: in its first call, and after a recompilation or a change of shapes. The other ranks
+then change too, and all meet in the store. A rank that does not change publishes nothing and soon
+waits in its collective for the ranks that compare; its watch thread answers for it (`answer`). So
+all ranks have the same facts, and a difference is the same error on every rank. A call that runs
+the same as the last one costs no message.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ from cocodiff_compile.ranks.agreement.compile_rounds import (
     record,
     round_key,
 )
-from cocodiff_compile.ranks.agreement.standing import (
-    GroupStanding,
+from cocodiff_compile.ranks.agreement.rank_state import (
+    GroupState,
     Ranks,
+    RankState,
     RunPlan,
-    Standing,
     group_key,
-    standing,
+    rank_state,
 )
-from cocodiff_compile.ranks.agreement.waiting import stay_until_read, store_reached, wait_for
+from cocodiff_compile.ranks.agreement.waiting import (
+    explain_store_errors,
+    linger_until_read,
+    wait_for,
+)
 from cocodiff_compile.ranks.agreement.world import world_store
 
 DOES_RUN = ("what they do", "runs code that was compiled before")
@@ -40,7 +44,7 @@ DOES_RUN = ("what they do", "runs code that was compiled before")
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of this rank over one group."""
+    """Identifies one call of this rank over one group."""
 
     ranks: Ranks
     number: int
@@ -51,11 +55,11 @@ class _Call:
         return {rank: _call_key(self.ranks, self.number, rank) for rank in self.ranks}
 
 
-def begin_call(plans: Mapping[Ranks, RunPlan], own: Standing) -> None:
-    """Counts a call over these groups; where this rank's plan changed, the ranks compare it."""
+def begin_call(plans: Mapping[Ranks, RunPlan], own: RankState) -> None:
+    """Counts a call over these groups. Where this rank's plan changed, the ranks compare it."""
     changed = []
     for ranks, plan in plans.items():
-        group = own.towards(ranks)
+        group = own.group(ranks)
         group.calls += 1
         if group.plan is plan:
             continue
@@ -64,7 +68,7 @@ def begin_call(plans: Mapping[Ranks, RunPlan], own: Standing) -> None:
         group.plan = plan
     if not changed:
         return
-    with store_reached():
+    with explain_store_errors():
         for call in changed:
             _publish(call)
             world_store().set(_asked_key(call.ranks, call.number), "")
@@ -73,8 +77,8 @@ def begin_call(plans: Mapping[Ranks, RunPlan], own: Standing) -> None:
 
 
 def _publish(call: _Call) -> None:
-    """The plan once, and for each call only which one it is."""
-    store, published = world_store(), standing.get().published
+    """Publishes a plan once, and for each call only the digest of its plan."""
+    store, published = world_store(), rank_state.get().published
     if call.plan.digest not in published:
         store.set(_plan_key(call.plan.digest), json.dumps(call.plan.facts))
         published.add(call.plan.digest)
@@ -82,7 +86,7 @@ def _publish(call: _Call) -> None:
 
 
 def _compare(call: _Call) -> None:
-    group = standing.get().towards(call.ranks)
+    group = rank_state.get().group(call.ranks)
 
     def answer_those_who_compile() -> None:
         if cause := _answer_compile(call, group):
@@ -91,7 +95,7 @@ def _compare(call: _Call) -> None:
     wait_for(call.keys, f"call {call.number} of compiled code", answer_those_who_compile)
     if difference := _plan_difference(call.keys):
         raise PeerError(difference)
-    _forget_last(call.ranks, group)
+    _delete_last(call.ranks, group)
 
 
 def _plan_difference(keys: Mapping[int, str]) -> str:
@@ -101,12 +105,14 @@ def _plan_difference(keys: Mapping[int, str]) -> str:
         return ""
     facts = {rank: json.loads(store.get(_plan_key(digest))) for rank, digest in digests.items()}
     store.set(f"{keys[dist.get_rank()]}/read", "")
-    stay_until_read([f"{key}/read" for key in keys.values()])
+    linger_until_read([f"{key}/read" for key in keys.values()])
     return first_difference(facts)
 
 
-def _forget_last(ranks: Ranks, group: GroupStanding) -> None:
-    """Everyone has come to this call, so that nobody reads the keys of an earlier one."""
+def _delete_last(ranks: Ranks, group: GroupState) -> None:
+    """Deletes the keys of the last compared call. Every rank has come to this call, so that nobody
+    reads them any more.
+    """
     store = world_store()
     if group.last_compared is not None:
         store.delete_key(_call_key(ranks, group.last_compared, dist.get_rank()))
@@ -115,9 +121,9 @@ def _forget_last(ranks: Ranks, group: GroupStanding) -> None:
     group.last_compared = group.calls
 
 
-def answer(ranks: Ranks, group: GroupStanding) -> str:
-    """Answers ranks that ask what this one runs and do not take part in its call. Returns why that
-    can never end, once all answers are there; empty if that is not known.
+def answer(ranks: Ranks, group: GroupState) -> str:
+    """Answers ranks that ask what this one runs and that do not take part in its call. Returns why
+    the call can never end, once all answers are there; an empty string if that is not known.
     """
     number, plan = group.calls, group.plan
     if plan is None:
@@ -126,7 +132,7 @@ def answer(ranks: Ranks, group: GroupStanding) -> str:
     return _answer_call(call, group) or _answer_compile(call, group)
 
 
-def _answer_call(call: _Call, group: GroupStanding) -> str:
+def _answer_call(call: _Call, group: GroupState) -> str:
     store = world_store()
     is_compared = group.last_compared == call.number
     if is_compared or not store.check([_asked_key(call.ranks, call.number)]):
@@ -138,8 +144,8 @@ def _answer_call(call: _Call, group: GroupStanding) -> str:
     return _plan_difference(call.keys)
 
 
-def _answer_compile(call: _Call, group: GroupStanding) -> str:
-    """To ranks that compile something new, and have not begun the call that this rank is in."""
+def _answer_compile(call: _Call, group: GroupState) -> str:
+    """Answers ranks that compile something new and have not begun the call that this rank is in."""
     store, rank, number = world_store(), dist.get_rank(), group.rounds
     if not store.check([asked_key(call.ranks, number, call.number - 1)]):
         return ""

@@ -1,8 +1,8 @@
-"""Closing process groups from another thread, so that a collective that can never end raises.
+"""Closes process groups from another thread, so that a collective that can never end raises.
 
 gloo's `abort` does nothing. But a receive that times out makes gloo close all connections of its
-group, and whoever waits in a collective of it raises at once: so one is started here that nobody
-answers.
+group, and every rank that waits in one of its collectives raises at once. This module therefore
+starts a receive that nobody answers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _close(name: str, group: Any) -> None:
         group.abort()
         return
     own = dist.get_rank(group)
-    # Where a connection is closed already gloo says so at once, and closes no other.
+    # For a connection that is already closed gloo raises at once, and closes no other.
     for other in (rank for rank in range(dist.get_world_size(group)) if rank != own):
         try:
             group.recv([torch.empty(1)], other, _UNANSWERED_TAG).wait(_AT_ONCE)
-        except RuntimeError as error:  # nothing came, which is what was wanted
+        except RuntimeError as error:  # nothing came, as intended
             log.debug("closed group %s: %s", name, error)

@@ -1,14 +1,14 @@
-"""Rounds in which the ranks of a group compare what they compile, through the store of the world.
+"""Lets the ranks of a group compare what they compile, through the store of the world.
 
     captured   versions, options and collectives, before any process group is made
     planned    the phases of every exchange, before code is generated
-    compiled   code is there on every rank, before any rank runs it
+    compiled   code exists on every rank, before any rank runs it
 
-A difference is the same error on every rank. A rank that fails says so, and the others raise with
-its message; one that stops beating is dead. What a group has agreed on once is not asked again, so
-that a rank may recompile alone: whether the ranks then run the same code is compared when they call
-it (`call_rounds`). A rank that compiles something new while others run the code they have waits in
-vain: these answer for what they run, and all raise.
+A difference is the same error on every rank. A rank that fails reports it, and the others raise
+with its message; a rank whose heartbeat stops is dead. A group does not compare the same graph
+twice, so that a rank may recompile alone: whether ranks then run the same code is compared when
+they call it (`call_rounds`). If a rank compiles something new while others run the code they have,
+these answer for what they run, and all raise.
 """
 
 from __future__ import annotations
@@ -22,59 +22,67 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from cocodiff_compile.errors import PeerError, UserError
-from cocodiff_compile.ranks.agreement.failures import attempts_together, goes_alone, meet
-from cocodiff_compile.ranks.agreement.standing import Facts, Ranks, group_key, standing
-from cocodiff_compile.ranks.agreement.waiting import stay_until_read, store_reached, wait_for
+from cocodiff_compile.ranks.agreement.failures import (
+    joint_attempts,
+    mark_local_attempt,
+    record_peers,
+)
+from cocodiff_compile.ranks.agreement.rank_state import Facts, Ranks, group_key, rank_state
+from cocodiff_compile.ranks.agreement.waiting import (
+    explain_store_errors,
+    linger_until_read,
+    wait_for,
+)
 from cocodiff_compile.ranks.agreement.world import PerWorld, world_store
 
 Groups = Mapping[str, Ranks]
-"""Name -> global ranks."""
+"""Maps the name of a group to its global ranks."""
 
 
 @dataclass
-class _Memory:
-    """What this rank remembers of one world."""
+class _Agreed:
+    """Holds the digests of what the groups of this world have agreed on."""
 
-    agreed: set[str] = field(default_factory=set)
+    digests: set[str] = field(default_factory=set)
 
 
-_memory = PerWorld(_Memory)
+_agreed = PerWorld(_Agreed)
 
 
 @contextmanager
 def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[CompileRounds | None]:
-    """Compares what was captured, per group, then runs the block, then waits until the block is
-    done on every rank. For ranks that are real.
+    """Compares what was captured, per group, runs the block, and then waits until the block is done
+    on every rank. The ranks must be real.
 
-    None, and no word to anyone, if the groups have agreed on the same before.
+    Yields None, and publishes nothing, if the groups have agreed on the same before.
     """
     digest = hashlib.sha256(json.dumps([groups, captured]).encode()).hexdigest()
-    if digest in _memory.get().agreed:
-        goes_alone()
+    if digest in _agreed.get().digests:
+        mark_local_attempt()
         yield None
         return
     rounds = CompileRounds(groups)
     rounds.compare("captured", captured)
     yield rounds
     rounds.compare("compiled", {})
-    _memory.get().agreed.add(digest)
+    _agreed.get().digests.add(digest)
 
 
 class CompileRounds:
-    """The rounds of one graph, over all its groups at once."""
+    """Runs the rounds of one graph over all its groups at once."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._numbers = {ranks: standing.get().towards(ranks).rounds for ranks in groups.values()}
+        self._numbers = {ranks: rank_state.get().group(ranks).rounds for ranks in groups.values()}
 
     def compare(self, stage: str, facts: Mapping[str, Facts]) -> None:
-        """Waits for the facts of every rank of every group; raises on all if they differ."""
+        """Waits for the facts of every rank of every group; raises on all ranks if they differ."""
         store, rank = world_store(), dist.get_rank()
-        with store_reached():
+        with explain_store_errors():
             for ranks, own in facts_by_ranks(self._groups, facts).items():
                 number = self._numbers[ranks]
                 store.set(round_key(ranks, number, stage, rank), record([*own, DOES_COMPILE]))
-                store.set(asked_key(ranks, number, standing.get().towards(ranks).calls), "")
+                store.set(asked_key(ranks, number, rank_state.get().group(ranks).calls), "")
             for ranks, number in self._numbers.items():
                 self._compare_group(ranks, number, stage)
 
@@ -84,23 +92,23 @@ class CompileRounds:
         try:
             wait_for(keys, stage)
         except UserError:
-            # The round did not take place: the next attempt must not read this one's words.
+            # The round did not take place: the next attempt must not read this one's facts.
             with suppress(dist.DistError):
                 store.delete_key(keys[rank])
-                store.delete_key(asked_key(ranks, number, standing.get().towards(ranks).calls))
+                store.delete_key(asked_key(ranks, number, rank_state.get().group(ranks).calls))
             raise
-        standing.get().towards(ranks).rounds = number + 1
+        rank_state.get().group(ranks).rounds = number + 1
         if difference := difference_of(keys):
             # Ranks of other groups of this graph wait too, and have not compared the same.
             raise PeerError(difference) if len(self._numbers) == 1 else UserError(difference)
 
 
 DOES_COMPILE = ("what they do", "compiles a graph")
-"""The last fact of a rank in a round of a compile."""
+"""The last fact of a rank in a round of a compilation."""
 
 
 def facts_by_ranks(groups: Groups, facts: Mapping[str, Facts]) -> dict[Ranks, Facts]:
-    """All that concerns the same ranks, whatever their groups are called."""
+    """Returns all facts that concern the same ranks, whatever the names of their groups."""
     found: dict[Ranks, Facts] = {}
     names: dict[Ranks, int] = {}
     for name, ranks in groups.items():
@@ -116,30 +124,35 @@ def round_key(ranks: Ranks, number: int, stage: str, rank: int) -> str:
 
 
 def asked_key(ranks: Ranks, number: int, calls: int) -> str:
-    """Set while a rank that has begun so many calls over the group waits in a round."""
+    """Returns the key that is set while a rank that has begun `calls` calls over the group waits in
+    a round.
+    """
     return f"cocodiff/{group_key(ranks)}/{number}/asked after {calls}"
 
 
 def record(facts: Facts) -> str:
-    """What a rank puts into a round."""
-    return json.dumps({"together": attempts_together(), "facts": facts})
+    """Returns what a rank writes to the store in a round."""
+    return json.dumps({"joint": joint_attempts(), "facts": facts})
 
 
 def difference_of(keys: Mapping[int, str]) -> str:
-    """The first difference between the facts that all ranks have set; empty if there is none.
-    Waits for the others to read them if there is one, since this process may end then.
+    """Returns the first difference between the facts that all ranks have set; an empty string if
+    there is none. If there is one, it waits until the others have read them, since this process may
+    end then.
     """
     store = world_store()
     given = {rank: json.loads(store.get(key)) for rank, key in keys.items()}
-    meet({rank: own["together"] for rank, own in given.items()})
+    record_peers({rank: own["joint"] for rank, own in given.items()})
     if difference := first_difference({rank: own["facts"] for rank, own in given.items()}):
         store.set(f"{keys[dist.get_rank()]}/read", "")
-        stay_until_read([f"{key}/read" for key in keys.values()])
+        linger_until_read([f"{key}/read" for key in keys.values()])
     return difference
 
 
 def first_difference(facts: Mapping[int, Facts]) -> str:
-    """The first fact on which a rank differs from the first rank, in words; empty if none does."""
+    """Returns the first fact on which a rank differs from the first rank, as a sentence; an empty
+    string if there is none.
+    """
     first, *others = facts
     ours: dict[str, str] = dict(facts[first])
     for rank in others:

@@ -1,11 +1,11 @@
-"""Failures of ranks, told through the store of the world, so that those who wait can raise too.
+"""Reports failures of ranks through the store of the world, so that ranks that wait can raise too.
 
-A failure counts until the rank that failed begins another attempt to compile, unless it is of an
-attempt that has ended with an error here too. It concerns the ranks that share a group with the
-graph or call that failed; all ranks, as long as that is not known.
+A failure is valid until the failed rank begins another attempt to compile, unless it belongs to an
+attempt that has ended with an error on this rank too. It concerns the ranks that share a group with
+the graph or call that failed, and all ranks as long as these groups are unknown.
 
-Attempts that all ranks of a group make together are counted, so that ranks know which attempt of
-another rank belongs to which of theirs; they learn the difference of their counts when they meet.
+Attempts that all ranks of a group make jointly are counted, so that ranks know which attempt of
+another rank corresponds to which of theirs; they learn the difference of their counts in a round.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from cocodiff_compile.errors import PeerError
-from cocodiff_compile.ranks.agreement.standing import Ranks, group_key, standing
+from cocodiff_compile.ranks.agreement.rank_state import Ranks, group_key, rank_state
 from cocodiff_compile.ranks.agreement.world import PerWorld, ranks_are_real, world_store
 
 POLL_S = 0.05
-LAST_WORDS_S = 5.0
-"""How long a rank that raises stays for others to read why: the store may live in its process."""
+LINGER_S = 5.0
+"""How long a rank that raises stays alive for others to read why: the store may live in its
+process.
+"""
 _COUNT = "cocodiff/failures"
-_TOLD = "_cocodiff_told_other_ranks"
-"""Attribute of an exception that other ranks know of."""
+_REPORTED = "_cocodiff_told_other_ranks"
+"""The attribute of an exception that was reported to other ranks."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank says of its failure."""
+    """Describes the failure of a rank."""
 
     rank: int
     text: str
     begun: int
-    """How many attempts to compile it had begun."""
-    together: int
-    """How many of them together with other ranks."""
+    """The number of attempts to compile that the rank had begun."""
+    joint: int
+    """The number of these attempts that it made jointly with other ranks."""
     calls: dict[str, int]
-    """Calls of compiled code that it had begun, by group."""
+    """The calls of compiled code that it had begun, by group."""
     groups: list[list[int]] | None
-    """Ranks of the groups that the failed graph communicates over; None if not known."""
+    """The ranks of the groups that the failed graph communicates over; None if unknown."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.text}"
@@ -54,112 +56,116 @@ class Failure:
 
 
 @dataclass
-class _Memory:
-    """What this rank remembers of one world."""
+class _Attempts:
+    """Holds the attempts and failures that this rank knows of in one world."""
 
     begun: int = 0
-    together: int = 0
-    is_alone: bool = False
-    """Whether this attempt turned out to be one that no other rank takes part in."""
+    joint: int = 0
+    is_local: bool = False
+    """Whether no other rank takes part in this attempt."""
     groups: list[list[int]] | None = None
-    met: set[int] = field(default_factory=set)
-    """Ranks that came to this attempt."""
-    ahead: dict[int, int] = field(default_factory=dict)
-    """By rank: how many attempts together this one had counted more when they met."""
+    peers_seen: set[int] = field(default_factory=set)
+    """The ranks that came to this attempt."""
+    counted_ahead: dict[int, int] = field(default_factory=dict)
+    """By rank: how many more joint attempts this rank had counted when they met."""
     failed: int = 0
-    """The last attempt together that ended with an error."""
+    """The last joint attempt that ended with an error."""
     failures_read: int = 0
-    unheeded: list[Failure] = field(default_factory=list)
-    heeded: dict[int, int] = field(default_factory=dict)
+    unraised: list[Failure] = field(default_factory=list)
+    raised: dict[int, int] = field(default_factory=dict)
     """By rank: failures up to this attempt of it were raised here."""
 
 
-_memory = PerWorld(_Memory)
+_attempts = PerWorld(_Attempts)
 
 
 def begin_attempt() -> None:
-    """This rank begins to compile a graph: its earlier failures count no more."""
-    memory = _memory.get()
-    memory.begun += 1
-    memory.together += 1
-    memory.groups, memory.is_alone, memory.met = None, False, set()
+    """Begins an attempt of this rank to compile a graph; its earlier failures are no longer
+    valid.
+    """
+    attempts = _attempts.get()
+    attempts.begun += 1
+    attempts.joint += 1
+    attempts.groups, attempts.is_local, attempts.peers_seen = None, False, set()
     with suppress(dist.DistError):
-        world_store().set(_begun_key(dist.get_rank()), str(memory.begun))
+        world_store().set(_begun_key(dist.get_rank()), str(attempts.begun))
 
 
 def concerns_groups(groups: Sequence[Ranks]) -> None:
-    """From now on a failure of this attempt to compile concerns these groups only."""
-    _memory.get().groups = [list(ranks) for ranks in groups]
+    """Limits a later failure of this attempt to these groups."""
+    _attempts.get().groups = [list(ranks) for ranks in groups]
 
 
-def goes_alone() -> None:
-    """No other rank takes part in this attempt."""
-    memory = _memory.get()
-    memory.is_alone = True
-    memory.together -= 1
+def mark_local_attempt() -> None:
+    """Marks this attempt as one that no other rank takes part in."""
+    attempts = _attempts.get()
+    attempts.is_local = True
+    attempts.joint -= 1
 
 
-def attempts_together() -> int:
-    """How many this rank has begun, with this one."""
-    return _memory.get().together
+def joint_attempts() -> int:
+    """Returns the number of joint attempts that this rank has begun, this one included."""
+    return _attempts.get().joint
 
 
-def meet(together: Mapping[int, int]) -> None:
-    """In this attempt together other ranks have come, whose counts are given."""
-    memory = _memory.get()
-    memory.met |= {*together}
-    memory.ahead.update({rank: memory.together - theirs for rank, theirs in together.items()})
+def record_peers(joint: Mapping[int, int]) -> None:
+    """Records that other ranks, with these counts of joint attempts, came to this attempt."""
+    attempts = _attempts.get()
+    attempts.peers_seen |= {*joint}
+    attempts.counted_ahead.update({rank: attempts.joint - theirs for rank, theirs in joint.items()})
 
 
 def end_attempt(error: BaseException) -> None:
-    """The attempt ends with an error, which is told to the other ranks unless they know."""
-    memory = _memory.get()
+    """Ends the attempt with an error, and reports it to the other ranks unless they know of it."""
+    attempts = _attempts.get()
     if not isinstance(error, PeerError):
-        tell(error, "failed to compile", memory.groups)
-    if not memory.is_alone:
-        memory.failed = memory.together
+        report_failure(error, "failed to compile", attempts.groups)
+    if not attempts.is_local:
+        attempts.failed = attempts.joint
 
 
-def tell(
+def report_failure(
     error: BaseException,
     what: str,
     groups: Sequence[Sequence[int]] | None,
-    last_words_s: float = LAST_WORDS_S,
+    linger_s: float = LINGER_S,
 ) -> None:
-    """Tells the other ranks once that this one `what`, and stays until they have read it."""
-    if getattr(error, _TOLD, False) or not ranks_are_real():
+    """Reports once to the other ranks that this one failed, and waits until they have read it.
+    `what` says what failed.
+    """
+    if getattr(error, _REPORTED, False) or not ranks_are_real():
         return
-    setattr(error, _TOLD, True)
+    setattr(error, _REPORTED, True)
     text = f"{what}: {type(error).__name__}: {error}".removesuffix(": ")
     with suppress(dist.DistError):
-        _tell(text, groups, last_words_s)
+        _report_failure(text, groups, linger_s)
 
 
-def is_told(error: BaseException | None) -> bool:
-    """Whether the ranks know of an exception, or of one that it came of."""
+def is_reported(error: BaseException | None) -> bool:
+    """Returns whether the ranks know of an exception, or of one that caused it."""
     while error is not None:
-        if isinstance(error, PeerError) or getattr(error, _TOLD, False):
+        if isinstance(error, PeerError) or getattr(error, _REPORTED, False):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def _tell(text: str, groups: Sequence[Sequence[int]] | None, last_words_s: float) -> None:
+def _report_failure(text: str, groups: Sequence[Sequence[int]] | None, linger_s: float) -> None:
     store, rank = world_store(), dist.get_rank()
     known = None if groups is None else [list(ranks) for ranks in groups]
     number = store.add(_COUNT, 1)
     failure = {
         "rank": rank,
         "text": text,
-        "begun": _memory.get().begun,
-        "together": _memory.get().together,
-        "calls": dict(standing.get().calls),
+        "begun": _attempts.get().begun,
+        "joint": _attempts.get().joint,
+        "calls": dict(rank_state.get().calls),
         "groups": known,
     }
     store.set(f"cocodiff/failure/{number}", json.dumps(failure))
     concerned = range(dist.get_world_size()) if known is None else itertools.chain(*known)
     waiting = {*concerned} - {rank}
-    end = time.monotonic() + last_words_s
+    end = time.monotonic() + linger_s
     while waiting and time.monotonic() < end:
         waiting -= {other.rank for other in read_failures()}
         waiting -= {other for other in waiting if store.check([_read_key(number, other)])}
@@ -175,36 +181,36 @@ def _begun_key(rank: int) -> str:
 
 
 def read_failures() -> list[Failure]:
-    """Failures of other ranks that count and that this rank has not raised."""
-    store, memory = world_store(), _memory.get()
-    with standing.get().lock:
-        for number in range(memory.failures_read + 1, store.add(_COUNT, 0) + 1):
+    """Returns the valid failures of other ranks that this rank has not raised."""
+    store, attempts = world_store(), _attempts.get()
+    with rank_state.get().lock:
+        for number in range(attempts.failures_read + 1, store.add(_COUNT, 0) + 1):
             key = f"cocodiff/failure/{number}"
             if not store.check([key]):
                 break  # counted, and not yet written
-            memory.failures_read = number
+            attempts.failures_read = number
             failure = Failure(**json.loads(store.get(key)))
             store.set(_read_key(number, dist.get_rank()), "")
             if failure.rank != dist.get_rank():
-                memory.unheeded.append(failure)
-        memory.unheeded = [item for item in memory.unheeded if not _is_over(item)]
-        return list(memory.unheeded)
+                attempts.unraised.append(failure)
+        attempts.unraised = [item for item in attempts.unraised if not _is_over(item)]
+        return list(attempts.unraised)
 
 
 def _is_over(failure: Failure) -> bool:
-    memory, store = _memory.get(), world_store()
+    attempts, store = _attempts.get(), world_store()
     rank, key = failure.rank, _begun_key(failure.rank)
-    attempt = failure.together + memory.ahead.get(rank, 0)
-    if attempt <= memory.failed or failure.begun <= memory.heeded.get(rank, 0):
+    attempt = failure.joint + attempts.counted_ahead.get(rank, 0)
+    if attempt <= attempts.failed or failure.begun <= attempts.raised.get(rank, 0):
         return True
-    if attempt == memory.together and rank in memory.met:
-        return False  # even if the rank has begun another: this one waits for it in vain
+    if attempt == attempts.joint and rank in attempts.peers_seen:
+        return False  # even if the rank has begun another: it will not take part in this one
     return bool(store.check([key])) and int(store.get(key)) > failure.begun
 
 
 def failure_of(ranks: Ranks, calls: int) -> Failure | None:
-    """The failure for which one of `ranks` will not take part in what this rank waits for, having
-    begun `calls` calls over their group; None if none of them has failed.
+    """Returns the failure because of which one of `ranks` will not take part in what this rank,
+    after `calls` calls over their group, waits for; None if there is none.
     """
     for failure in read_failures():
         is_behind = failure.calls.get(group_key(ranks), 0) >= calls - 1
@@ -213,6 +219,6 @@ def failure_of(ranks: Ranks, calls: int) -> Failure | None:
     return None
 
 
-def heed(failure: Failure) -> None:
-    """This rank raises because of it, once."""
-    _memory.get().heeded[failure.rank] = failure.begun
+def mark_raised(failure: Failure) -> None:
+    """Marks a failure as raised on this rank, so that it is raised once."""
+    _attempts.get().raised[failure.rank] = failure.begun

@@ -1,4 +1,6 @@
-"""Signs of life of every rank that has begun to compile, in the store of the world."""
+"""Writes and reads the heartbeats of ranks in the store of the world, from their first compilation
+on.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 BEAT_S = 2.0
 SILENCE_S = 20.0
-"""A rank that others wait for and that has not beaten for so long is dead: it missed ten beats."""
+"""A rank that others wait for is dead after this long without a heartbeat: it missed ten."""
 
 _ENDED = b"ended "
 
@@ -22,13 +24,13 @@ def beat(store: Any, rank: int, number: int) -> None:
     store.set(_key(rank), str(number))
 
 
-def say_ended(store: Any, rank: int, calls: Mapping[str, int]) -> None:
-    """The last sign of a rank that leaves in order, after so many calls over each group."""
+def announce_end(store: Any, rank: int, calls: Mapping[str, int]) -> None:
+    """Writes the last sign of a rank that ends in order, after `calls` calls over each group."""
     store.set(_key(rank), _ENDED + json.dumps(dict(calls)).encode())
 
 
 def left_before(store: Any, ranks: Sequence[int], group: str, call: int) -> list[int]:
-    """Those of `ranks` that have left before a call over a group of them."""
+    """Returns those of `ranks` that have ended before a call over a group of them."""
     heard = {rank: store.get(_key(rank)) for rank in ranks if store.check([_key(rank)])}
     return [
         rank
@@ -38,15 +40,15 @@ def left_before(store: Any, ranks: Sequence[int], group: str, call: int) -> list
 
 
 class Listener:
-    """Watches the beats of other ranks."""
+    """Watches the heartbeats of other ranks."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self._last: dict[int, tuple[bytes, float]] = {}
 
     def silent(self, ranks: Sequence[int], silence_s: float | None = None) -> list[int]:
-        """Those of `ranks` that beat once and have ended, or have not beaten for `silence_s`,
-        `SILENCE_S` unless it is given, while this listener watched.
+        """Returns those of `ranks` that have ended, or whose heartbeat stopped for `silence_s`
+        (default: `SILENCE_S`) while this listener watched.
         """
         now, allowed_s = time.monotonic(), SILENCE_S if silence_s is None else silence_s
         return [rank for rank in ranks if self._silence_s(rank, now) > allowed_s]

@@ -1,7 +1,7 @@
-"""What a graph communicates, with the sizes of each call.
+"""Describes what a graph communicates, with the sizes of each call.
 
-A rank whose graph has symbolic sizes and a rank whose graph has numbers in their place run the same
-if the numbers are the same.
+A rank whose graph has symbolic sizes and a rank whose graph has constant sizes run the same if the
+sizes of the call are equal.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import torch
 from torch.fx import Graph
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.ranks.agreement.standing import Facts, Ranks, RunPlan
+from cocodiff_compile.ranks.agreement.rank_state import Facts, Ranks, RunPlan
 
 _SIZE = re.compile(r"<size (\d+)>")
 
 
 @dataclass
 class SizeTexts:
-    """Sizes as text: a number as it is, a symbolic size as a mark that stands for it."""
+    """Formats sizes as text: a constant as its digits, a symbolic size as a mark that stands for
+    it.
+    """
 
     symbolic: list[torch.SymInt] = field(default_factory=list)
 
@@ -33,12 +35,12 @@ class SizeTexts:
         return f"<size {len(self.symbolic) - 1}>"
 
     def as_compiled(self, facts: Facts) -> Facts:
-        """With the sizes of the call that is compiled."""
+        """Returns `facts` with the sizes of the call that is compiled."""
         return with_sizes(facts, [optimization_hint(size) for size in self.symbolic])
 
 
 def with_sizes(facts: Sequence[tuple[str, str]], sizes: Sequence[int]) -> Facts:
-    """`facts` with numbers in place of the marks."""
+    """Returns `facts` with numbers in place of the marks."""
     if not sizes:
         return list(facts)
     return [
@@ -48,21 +50,21 @@ def with_sizes(facts: Sequence[tuple[str, str]], sizes: Sequence[int]) -> Facts:
 
 @dataclass(eq=False)
 class SizedPlans:
-    """The plan of each group, by the sizes of a call."""
+    """Holds the plan of each group, by the sizes of a call."""
 
     captured: Mapping[Ranks, Facts]
     planned: Mapping[Ranks, Facts]
     expressions: Sequence[Any]
-    """What the marks in the facts stand for: sympy expressions, or numbers."""
-    places: Mapping[Any, int]
-    """Where among the inputs of the graph the value of each symbol is."""
+    """The sizes that the marks in the facts stand for: sympy expressions, or numbers."""
+    positions: Mapping[Any, int]
+    """The index of the graph input that holds the value of each symbol."""
     _plans: dict[tuple[int, ...], dict[Ranks, RunPlan]] = field(default_factory=dict)
 
     def of_call(self, args: Sequence[Any]) -> Mapping[Ranks, RunPlan]:
-        """For a call with these inputs."""
-        values = tuple(int(args[place]) for place in self.places.values())
+        """Returns the plans for a call with these inputs."""
+        values = tuple(int(args[position]) for position in self.positions.values())
         if values not in self._plans:
-            self._plans[values] = self._evaluated(dict(zip(self.places, values, strict=True)))
+            self._plans[values] = self._evaluated(dict(zip(self.positions, values, strict=True)))
         return self._plans[values]
 
     def _evaluated(self, values: Mapping[Any, int]) -> dict[Ranks, RunPlan]:
@@ -77,19 +79,21 @@ class SizedPlans:
         }
 
 
-def symbol_places(graph: Graph) -> dict[Any, int]:
-    """By symbol: which input of a graph holds its value."""
-    places: dict[Any, int] = {}
-    for place, node in enumerate(graph.find_nodes(op="placeholder")):
+def symbol_positions(graph: Graph) -> dict[Any, int]:
+    """Returns, by symbol, the index of the graph input that holds its value."""
+    positions: dict[Any, int] = {}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
-            places.setdefault(value.node.expr, place)
-    return places
+            positions.setdefault(value.node.expr, position)
+    return positions
 
 
-def expressions_of(sizes: SizeTexts, places: Mapping[Any, int]) -> list[Any]:
-    """What can be said of each size at a call; its value now, where it is of unknown symbols."""
+def expressions_of(sizes: SizeTexts, positions: Mapping[Any, int]) -> list[Any]:
+    """Returns an expression for each size, or its current value if it contains symbols that no
+    input holds.
+    """
     return [
-        size.node.expr if size.node.expr.free_symbols <= {*places} else optimization_hint(size)
+        size.node.expr if size.node.expr.free_symbols <= {*positions} else optimization_hint(size)
         for size in sizes.symbolic
     ]

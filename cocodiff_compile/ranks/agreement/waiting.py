@@ -1,4 +1,4 @@
-"""Waiting for other ranks, as long as they live and as the world's timeout allows."""
+"""Waits for other ranks, as long as they live and as the timeout of the world allows."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from cocodiff_compile.errors import PeerError, UserError
-from cocodiff_compile.ranks.agreement.failures import LAST_WORDS_S, POLL_S, failure_of, heed
+from cocodiff_compile.ranks.agreement.failures import LINGER_S, POLL_S, failure_of, mark_raised
 from cocodiff_compile.ranks.agreement.heartbeat import Listener
-from cocodiff_compile.ranks.agreement.standing import Ranks, group_key, standing
+from cocodiff_compile.ranks.agreement.rank_state import Ranks, group_key, rank_state
 from cocodiff_compile.ranks.agreement.world import world_store
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-SAY_S = 30.0
+CHECK_S = 1.0
+WARN_S = 30.0
 _FIRST_POLL_S = 5e-4
-"""Ranks mostly come at the same time: polls begin quick and become slower."""
+"""The first polling interval. Ranks mostly come at the same time, so that intervals begin short and
+grow.
+"""
 
 
 @contextmanager
-def store_reached() -> Iterator[None]:
-    """Says in words that the store is gone."""
+def explain_store_errors() -> Iterator[None]:
+    """Raises PeerError with an explanation if the store cannot be reached."""
     try:
         yield
     except dist.DistError as error:
@@ -35,14 +37,14 @@ def store_reached() -> Iterator[None]:
 def store_is_gone(error: Exception) -> str:
     return (
         "the store of the process group cannot be reached: the process that holds it, rank 0 "
-        f"or the launcher, has ended; look at its output ({error})"
+        f"or the launcher, has ended; see its output ({error})"
     )
 
 
 def wait_for(
     keys: Mapping[int, str], stage: str, meanwhile: Callable[[], None] = lambda: None
 ) -> None:
-    """Returns when every rank has set its key; raises if one fails, dies or stays away.
+    """Returns when every rank has set its key. Raises if one fails, dies or does not come.
     `meanwhile` is called about once a second.
     """
     store, ranks = world_store(), tuple(keys)
@@ -52,12 +54,12 @@ def wait_for(
     while not store.check(list(keys.values())):
         raise_failures(ranks)
         now = time.monotonic()
-        if now - looked > LOOK_S:
+        if now - looked > CHECK_S:
             looked = now
             meanwhile()
             missing = [rank for rank, key in keys.items() if not store.check([key])]
             _raise_lost(missing, listener, now - begin, stage)
-            if now - begin > SAY_S and not said:
+            if now - begin > WARN_S and not said:
                 said = True
                 log.warning("waiting for ranks %s to reach the stage %r", missing, stage)
         time.sleep(poll_s)
@@ -66,15 +68,15 @@ def wait_for(
 
 def raise_failures(ranks: Ranks) -> None:
     """Raises if one of `ranks` has failed, or has closed the group."""
-    if failure := failure_of(ranks, standing.get().towards(ranks).calls):
-        heed(failure)
+    if failure := failure_of(ranks, rank_state.get().group(ranks).calls):
+        mark_raised(failure)
         raise PeerError(str(failure))
     if cause := closed_by_others(ranks):
         raise PeerError(cause)
 
 
-def say_closed(ranks: Ranks, cause: str) -> None:
-    """Tells the other ranks of a group why this one closes it, unless one of them has."""
+def announce_closed(ranks: Ranks, cause: str) -> None:
+    """Publishes why this rank closes a group, unless another rank has."""
     store, key = world_store(), _closed_key(ranks)
     if not store.check([key]):
         store.set(key, cause)
@@ -82,7 +84,7 @@ def say_closed(ranks: Ranks, cause: str) -> None:
 
 
 def closed_by_others(ranks: Ranks) -> str:
-    """Why a rank of the group has closed it; empty if none has."""
+    """Returns why a rank of the group has closed it; an empty string if none has."""
     store, key = world_store(), _closed_key(ranks)
     if not store.check([key]):
         return ""
@@ -91,9 +93,9 @@ def closed_by_others(ranks: Ranks) -> str:
     return cause
 
 
-def stay_until_closed(ranks: Ranks) -> None:
-    """Gives the other ranks time to learn why the group is closed before this process may end."""
-    stay_until_read([f"{_closed_key(ranks)}/{rank}" for rank in ranks])
+def linger_until_closed(ranks: Ranks) -> None:
+    """Gives the other ranks time to read why the group is closed before this process may end."""
+    linger_until_read([f"{_closed_key(ranks)}/{rank}" for rank in ranks])
 
 
 def _closed_key(ranks: Ranks) -> str:
@@ -103,22 +105,22 @@ def _closed_key(ranks: Ranks) -> str:
 def _raise_lost(missing: Sequence[int], listener: Listener, waited_s: float, stage: str) -> None:
     if not missing:
         return
-    # Both are told to the others, who may not have noticed, as a failure of this rank.
+    # Both are reported to the other ranks, which may not have noticed, as a failure of this one.
     if silent := listener.silent(missing):
         raise UserError(
-            f"ranks {silent} ended, were killed or hang, before the stage {stage!r}: look at "
-            "their output"
+            f"ranks {silent} ended, were killed or hang, before the stage {stage!r}: see their "
+            "output"
         )
     timeout_s = world_store().timeout.total_seconds()
     if waited_s > timeout_s:
         raise UserError(
             f"ranks {list(missing)} did not come to {stage!r} within {timeout_s:.0f} s, the "
-            "timeout of the process group: look at their output, they failed or run other code"
+            "timeout of the process group: see their output, they failed or run other code"
         )
 
 
-def stay_until_read(keys: Sequence[str]) -> None:
+def linger_until_read(keys: Sequence[str]) -> None:
     """Gives the other ranks time to set these keys before this process may end."""
-    end = time.monotonic() + LAST_WORDS_S
+    end = time.monotonic() + LINGER_S
     while not world_store().check(list(keys)) and time.monotonic() < end:
         time.sleep(POLL_S)

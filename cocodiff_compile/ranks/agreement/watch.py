@@ -1,9 +1,9 @@
-"""A thread beside the one that computes: it beats, and while compiled code runs for longer than a
-moment it listens to the other ranks.
+"""Runs a watch thread that sends heartbeats, and that listens to other ranks while compiled code
+runs for long.
 
-A rank that waits in a collective can neither answer nor raise. Its watch answers those that ask
-what it runs, and reads the failures of others. If the collective can never end, the watch closes
-the groups, so that it raises, and says why (`Standing.closed`).
+A rank that waits in a collective can neither answer nor raise. Its watch thread answers ranks that
+ask what it runs, and reads the failures of others. If the collective can never end, the watch
+thread closes the groups, so that it raises, and records why (`GroupState.closed`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ import torch.distributed as dist
 from cocodiff_compile.errors import PeerError, UserError
 from cocodiff_compile.ranks.agreement.call_rounds import answer
 from cocodiff_compile.ranks.agreement.close_groups import close_groups
-from cocodiff_compile.ranks.agreement.failures import failure_of, is_told, tell
-from cocodiff_compile.ranks.agreement.heartbeat import BEAT_S, beat, left_before, say_ended
-from cocodiff_compile.ranks.agreement.standing import Ranks, Standing, group_key, standing
-from cocodiff_compile.ranks.agreement.waiting import closed_by_others, say_closed, store_is_gone
+from cocodiff_compile.ranks.agreement.failures import failure_of, is_reported, report_failure
+from cocodiff_compile.ranks.agreement.heartbeat import BEAT_S, announce_end, beat, left_before
+from cocodiff_compile.ranks.agreement.rank_state import Ranks, RankState, group_key, rank_state
+from cocodiff_compile.ranks.agreement.waiting import (
+    announce_closed,
+    closed_by_others,
+    store_is_gone,
+)
 from cocodiff_compile.ranks.agreement.world import (
     PerWorld,
     own_connection,
@@ -38,12 +42,14 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 RUNS_LONG_S = 1.0
-EXIT_WORDS_S = 5.0
-"""How long a process that ends with an error stays for others to read it."""
+EXIT_LINGER_S = 5.0
+"""How long a process that ends with an error stays alive for others to read it."""
 
 
 class _Watch:
-    """Of one world; ends with it. The store is not held: it would outlive the world."""
+    """Watches one world and ends with it. It holds no reference to the store, which would outlive
+    the world.
+    """
 
     def __init__(self) -> None:
         self._world: Any = weakref.ref(dist.group.WORLD)
@@ -59,38 +65,40 @@ class _Watch:
         self._thread.join(timeout=5)
         if self._is_of_this_world():
             error = getattr(sys, "last_value", None)
-            if error is not None and not is_told(error):
-                tell(error, "ended", None, EXIT_WORDS_S)
+            if error is not None and not is_reported(error):
+                report_failure(error, "ended", None, EXIT_LINGER_S)
             with suppress(dist.DistError):
-                say_ended(world_store(), self._rank, standing.get().calls)
+                announce_end(world_store(), self._rank, rank_state.get().calls)
 
     def _is_of_this_world(self) -> bool:
         return dist.is_initialized() and dist.group.WORLD is self._world()
 
     def _run(self) -> None:
-        own = standing.get()
-        # Whoever waits for this rank finds out by itself that the store is gone, or the world.
+        own = rank_state.get()
+        # Ranks that wait for this one notice by themselves that the store or the world is gone.
         with suppress(RuntimeError, AssertionError, ValueError), own_connection():
             try:
-                self._beat_and_look(own)
+                self._beat_and_check(own)
             except dist.DistError as error:
                 _close_with_the_store(own, error)
 
-    def _beat_and_look(self, own: Standing) -> None:
+    def _beat_and_check(self, own: RankState) -> None:
         number, beaten = 0, float("-inf")
         while not self._stop.is_set():
             if not self._is_of_this_world():
-                say_ended(world_store(), self._rank, own.calls)  # this rank has left its world
+                announce_end(
+                    world_store(), self._rank, own.calls
+                )  # this rank has left its process group
                 return
             now = time.monotonic()
             if now - beaten >= BEAT_S:
                 number, beaten = number + 1, now
                 beat(world_store(), self._rank, number)
-            _look(own, now)
+            _check_groups(own, now)
             self._stop.wait(TICK_S)
 
 
-def _look(own: Standing, now: float) -> None:
+def _check_groups(own: RankState, now: float) -> None:
     for ranks, group in list(own.groups.items()):
         since = group.running_since
         if group.closed or since is None or now - since < RUNS_LONG_S:
@@ -103,13 +111,13 @@ def _look(own: Standing, now: float) -> None:
 
 @contextmanager
 def watched(ranks: Ranks) -> Iterator[None]:
-    """The block holds collectives of these ranks, outside of compiled code: if one of them fails
-    meanwhile, this rank raises with its message instead of waiting for it.
+    """Marks a block that runs collectives of these ranks outside of compiled code. If one of them
+    fails meanwhile, this rank raises with its message instead of waiting for it.
     """
     if not ranks_are_real():
         yield
         return
-    group = standing.get().towards(ranks)
+    group = rank_state.get().group(ranks)
     before, group.running_since = group.running_since, time.monotonic()
     try:
         yield
@@ -121,16 +129,18 @@ def watched(ranks: Ranks) -> Iterator[None]:
         group.running_since = before
 
 
-def _close_with_the_store(own: Standing, error: Exception) -> None:
-    """Rank 0, or the launcher, has ended: calls that rank 0 takes part in can never end."""
+def _close_with_the_store(own: RankState, error: Exception) -> None:
+    """Closes the running groups of rank 0 when the store is gone, since rank 0 or the launcher has
+    ended.
+    """
     for ranks, group in list(own.groups.items()):
         if group.running_since is not None and 0 in ranks and not group.closed:
             _close(ranks, store_is_gone(error))
 
 
 def find_cause(ranks: Ranks, calls: int) -> str:
-    """Why the last of so many calls over a group can never end, as other ranks say; empty if none
-    of them does.
+    """Returns why the last of `calls` calls over a group can never end, as other ranks report; an
+    empty string if none does.
     """
     if failure := failure_of(ranks, calls):
         return str(failure)
@@ -138,17 +148,17 @@ def find_cause(ranks: Ranks, calls: int) -> str:
         return cause
     others = [rank for rank in ranks if rank != dist.get_rank()]
     left = left_before(world_store(), others, group_key(ranks), calls)
-    return f"ranks {left} have ended or left the process group: look at their output" * bool(left)
+    return f"ranks {left} have ended or left the process group: see their output" * bool(left)
 
 
 def close(ranks: Ranks, cause: str) -> None:
-    """Closes the groups of these ranks: what waits for them raises, now and from now on."""
-    say_closed(ranks, cause)
+    """Closes the groups of these ranks: collectives over them raise, now and later."""
+    announce_closed(ranks, cause)
     _close(ranks, cause)
 
 
 def _close(ranks: Ranks, cause: str) -> None:
-    for other, group in list(standing.get().groups.items()):
+    for other, group in list(rank_state.get().groups.items()):
         if {*other} <= {*ranks}:
             group.closed = cause
     close_groups(ranks)
@@ -158,5 +168,5 @@ _watches: PerWorld[_Watch] = PerWorld(_Watch)
 
 
 def begin_watch() -> None:
-    """Starts the watch of this world, unless it runs."""
+    """Starts the watch thread of this world, unless it runs."""
     _watches.get()

@@ -1,4 +1,4 @@
-"""The world of ranks, and what this process remembers of it for as long as it exists."""
+"""Provides the store of the world, and values that live as long as the world."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _own = threading.local()
 
 
 def ranks_are_real() -> bool:
-    """Whether there are other processes to agree with."""
+    """Returns whether there are other processes to agree with."""
     return dist.is_initialized() and dist.get_backend() != "fake" and dist.get_world_size() > 1
 
 
 def world_store() -> Any:
-    """The store of the world, over a connection of this thread's own if it has one."""
+    """Returns the store of the world, over this thread's own connection if it has one."""
     return getattr(_own, "store", None) or default_store()
 
 
 @contextmanager
 def own_connection() -> Iterator[None]:
-    """Another connection to the store for this thread: a thread that waits in the store keeps all
-    others of the same connection waiting.
+    """Opens another connection to the store for this thread: a thread that waits in the store
+    blocks all others on the same connection.
     """
     _own.store = default_store().clone()
     try:
@@ -40,7 +40,9 @@ def own_connection() -> Iterator[None]:
 
 
 class PerWorld(Generic[T]):
-    """One value per world, new in a new world; it goes with the world or when it is forgotten."""
+    """Holds one value per world. It is created on first use, and dropped with the world or by
+    `clear`.
+    """
 
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new
@@ -53,5 +55,5 @@ class PerWorld(Generic[T]):
             self._values[world] = self._new()
         return self._values[world]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._values.pop(dist.group.WORLD, None)

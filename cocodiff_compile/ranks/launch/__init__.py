@@ -1,1 +1,1 @@
-"""Ranks that somebody started: which one this is, where they meet, what they talk over."""
+"""Joins the ranks that a launcher started: finds the rank, the rendezvous and the transport."""

@@ -1,6 +1,7 @@
-"""`cocodiff_compile.init_distributed()`: the process group of all ranks, under any launcher.
+"""Implements `cocodiff_compile.init_distributed()`: joins the process group of all ranks under any
+launcher.
 
-Optional: who calls torch.distributed.init_process_group needs none of this.
+It is optional: a program may call torch.distributed.init_process_group instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from importlib import import_module
 import torch
 from torch import distributed as dist
 
-from cocodiff_compile.devices.choose import choose_communication, choose_device
+from cocodiff_compile.devices.choose import choose_device, choose_transport
 from cocodiff_compile.devices.host_staged import stage_through_host
 from cocodiff_compile.devices.installed import (
     LEGACY_PACKAGES,
@@ -21,7 +22,7 @@ from cocodiff_compile.devices.installed import (
     installed_here,
     why_not_legacy,
 )
-from cocodiff_compile.devices.kind import Communication, DeviceBackend
+from cocodiff_compile.devices.kind import DeviceKind, Transport
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ranks.launch.launchers import (
     RANK_VARIABLES,
@@ -39,10 +40,12 @@ def init_distributed(
     device: str | None = None,
     timeout: timedelta | None = None,
 ) -> torch.device:
-    """Joins the ranks that torchrun, mpiexec or srun started; this rank's device, made current.
+    """Joins the ranks that torchrun, mpiexec or srun started. Returns this rank's device, which it
+    makes the current one.
 
-    `device`: cpu, cuda or xpu, if not the first accelerator there is. `backend`: what ranks talk
-    over, if not what is usual there; also COCODIFF_COMMUNICATION. A group that exists is kept.
+    `device` is cpu, cuda or xpu; by default the first accelerator there is. `backend` is the
+    process-group backend; by default the usual one of the device, or COCODIFF_TRANSPORT. An
+    existing process group is kept.
     """
     if dist.is_initialized():
         return take_device(device)
@@ -57,7 +60,9 @@ def init_distributed(
 
 
 def take_device(asked: str | None = None) -> torch.device:
-    """This rank's device, by its local rank; an accelerator becomes the current one."""
+    """Returns this rank's device, by its local rank, and makes an accelerator the current
+    device.
+    """
     device = rank_device(asked)
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
@@ -65,7 +70,7 @@ def take_device(asked: str | None = None) -> torch.device:
 
 
 def rank_device(asked: str | None = None) -> torch.device:
-    """This rank's device, by its local rank."""
+    """Returns this rank's device, by its local rank."""
     installed = installed_here()
     kind = choose_device(installed, asked)
     if kind.name == "cpu":
@@ -83,15 +88,17 @@ def join_ranks(
     rank: int = -1,
     num_ranks: int = -1,
 ) -> None:
-    """init_process_group with what is chosen for the device; other arguments as there."""
+    """Calls init_process_group with the transport chosen for the device; other arguments are passed
+    on.
+    """
     installed = installed_here()
     kind = choose_device(installed, device)
-    communication = choose_communication(kind, installed, backend)
-    import_legacy(communication, installed)
-    if communication.on_request:
-        say_once(log, logging.WARNING, f"{communication.name}: {communication.on_request}")
+    transport = choose_transport(kind, installed, backend)
+    import_legacy(transport, installed)
+    if transport.on_request:
+        say_once(log, logging.WARNING, f"{transport.name}: {transport.on_request}")
         stage_through_host(kind.name)
-    name = group_backend(kind, communication, installed)
+    name = group_backend(kind, transport, installed)
     log.debug("ranks of %s talk over %s", kind.name, name)
     if reason := kind.why_no_overlap():
         log.debug("%s", reason)
@@ -100,16 +107,18 @@ def join_ranks(
     )
 
 
-def group_backend(kind: DeviceBackend, chosen: Communication, installed: Installed) -> str:
-    """What init_process_group is told: tensors of the host go over gloo."""
+def group_backend(kind: DeviceKind, chosen: Transport, installed: Installed) -> str:
+    """Returns the `backend` argument of init_process_group, with gloo for tensors of the host."""
     if chosen.name == "gloo":
         return "gloo"
     own = f"{kind.name}:{chosen.name}"
     return f"cpu:gloo,{own}" if "gloo" in installed.built_in else own
 
 
-def import_legacy(communication: Communication, installed: Installed) -> None:
-    """What fits this torch; the package that registers the backend does, or was not chosen."""
-    for package in communication.legacy_packages:
+def import_legacy(transport: Transport, installed: Installed) -> None:
+    """Imports the legacy packages that fit this torch. The package that registers the backend fits,
+    or the transport would not have been chosen.
+    """
+    for package in transport.legacy_packages:
         if not why_not_legacy(package, installed):
             import_module(LEGACY_PACKAGES[package])

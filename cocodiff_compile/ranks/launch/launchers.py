@@ -1,7 +1,8 @@
-"""Which rank this process is, by whoever started it: torchrun, an mpiexec, or Slurm's srun.
+"""Finds the rank of this process from the variables of its launcher: torchrun, an mpiexec, or
+Slurm's srun.
 
-The innermost one counts: torchrun started by srun leaves Slurm's variables in place, and an mpiexec
-in a batch job those of the job.
+The innermost launcher counts: torchrun started by srun leaves Slurm's variables in place, and an
+mpiexec in a batch job those of the job.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from dataclasses import dataclass
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.given_values import shown
-from cocodiff_compile.ranks.launch.meeting_point import meeting_point
+from cocodiff_compile.ranks.launch.rendezvous import rendezvous
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""torchrun's words for what `Launch` holds."""
+"""torchrun's variables for the fields of `Launch`."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One of `num_ranks`, and one of `ranks_here` on its node."""
+    """Identifies a process as one of `num_ranks`, and as one of `ranks_here` on its node."""
 
     launcher: str
     rank: int
@@ -29,14 +30,16 @@ class Launch:
     ranks_here: int
 
     def variables(self) -> dict[str, str]:
-        """In torchrun's words."""
+        """Returns the values as torchrun's variables."""
         values = (self.rank, self.num_ranks, self.local_rank, self.ranks_here)
         return dict(zip(RANK_VARIABLES, map(str, values), strict=True))
 
 
 @dataclass(frozen=True)
-class _Words:
-    """The names a launcher has for the same four things; `size` and `ranks_here` in order."""
+class _VariableNames:
+    """Names a launcher's variables for the same four values; `size` and `ranks_here` list
+    alternatives in order.
+    """
 
     launcher: str
     rank: str
@@ -46,23 +49,23 @@ class _Words:
 
 
 _LAUNCHERS = (
-    _Words("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",)),
-    _Words(
+    _VariableNames("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",)),
+    _VariableNames(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         ("OMPI_COMM_WORLD_SIZE",),
         "OMPI_COMM_WORLD_LOCAL_RANK",
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
-    # With --pmi=pmix PALS tells no rank how many there are: the job script sets WORLD_SIZE.
-    _Words(
+    # With --pmi=pmix PALS does not set the number of ranks: the job script sets WORLD_SIZE.
+    _VariableNames(
         "PALS", "PALS_RANKID", ("PMI_SIZE", "WORLD_SIZE"), "PALS_LOCAL_RANKID", ("PALS_LOCAL_SIZE",)
     ),
-    _Words(
+    _VariableNames(
         "MPICH or Intel MPI", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)
     ),
-    # Of a step: a batch script has the rank of a job that was not started yet.
-    _Words(
+    # The variables of a step: those of a job are also set in a batch script, which is no rank.
+    _VariableNames(
         "Slurm",
         "SLURM_PROCID",
         ("SLURM_STEP_NUM_TASKS",),
@@ -73,26 +76,26 @@ _LAUNCHERS = (
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """The first launcher that named this process's rank; None if none did."""
-    for words in _LAUNCHERS:
-        if words.rank in environment and words.local_rank in environment:
-            launch = _launch(words, environment)
+    """Returns the rank that the first launcher names; None if none does."""
+    for names in _LAUNCHERS:
+        if names.rank in environment and names.local_rank in environment:
+            launch = _launch(names, environment)
             if launch is not None:
                 return launch
     return None
 
 
-def _launch(words: _Words, environment: Mapping[str, str]) -> Launch | None:
-    size = _first(environment, words.size)
-    ranks_here = _first(environment, words.ranks_here)
+def _launch(names: _VariableNames, environment: Mapping[str, str]) -> Launch | None:
+    size = _first(environment, names.size)
+    ranks_here = _first(environment, names.ranks_here)
     if size is None or ranks_here is None:
-        _refuse_half(words, environment, words.size if size is None else words.ranks_here)
+        _refuse_incomplete(names, environment, names.size if size is None else names.ranks_here)
         return None
     return Launch(
-        words.launcher,
-        _number(environment, words.rank),
+        names.launcher,
+        _number(environment, names.rank),
         _number(environment, size),
-        _number(environment, words.local_rank),
+        _number(environment, names.local_rank),
         _ranks_here(environment, ranks_here),
     )
 
@@ -101,35 +104,39 @@ def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None
     return next((name for name in names if name in environment), None)
 
 
-def _refuse_half(words: _Words, environment: Mapping[str, str], names: tuple[str, ...]) -> None:
-    """PALS has named a rank, but not of how many; what others leave behind is no rank at all."""
-    if words.launcher == "PALS":
+def _refuse_incomplete(
+    names: _VariableNames, environment: Mapping[str, str], missing: tuple[str, ...]
+) -> None:
+    """Raises UserError if PALS names a rank without their number. Incomplete variables of other
+    launchers are leftovers and mean nothing.
+    """
+    if names.launcher == "PALS":
         raise UserError(
-            f"PALS started this process as rank {environment[words.rank]}, but says nothing of "
-            f"{' or '.join(names)}: export {names[-1]} in the job script"
+            f"PALS started this process as rank {environment[names.rank]}, but sets neither "
+            f"{' nor '.join(missing)}: export {missing[-1]} in the job script"
         )
 
 
 def local_rank_of(environment: Mapping[str, str]) -> int:
-    """What `LOCAL_RANK` says to a process that no launcher started, 0 if nothing."""
+    """Returns `LOCAL_RANK` of a process that no launcher started, 0 if it is not set."""
     return _number({"LOCAL_RANK": "0", **environment}, "LOCAL_RANK")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     if re.fullmatch(r"[0-9]{1,9}", environment[name]) is None:
-        raise UserError(f"environment variable {name}={shown(environment[name])} is no number")
+        raise UserError(f"environment variable {name}={shown(environment[name])} is not a number")
     return int(environment[name])
 
 
 def _ranks_here(environment: Mapping[str, str], name: str) -> int:
-    """A number, or Slurm's list by node: 4(x2),3."""
+    """Reads a number, or Slurm's list by node: 4(x2),3."""
     text = environment[name]
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
         if match is None:
             raise UserError(
-                f"environment variable {name}={shown(text)} is no number of ranks per node"
+                f"environment variable {name}={shown(text)} is not a number of ranks per node"
             )
         counts += [int(match[1])] * int(match[2] or 1)
     if len(counts) == 1:
@@ -140,12 +147,13 @@ def _ranks_here(environment: Mapping[str, str], name: str) -> int:
 
 def adopt_launcher(environment: MutableMapping[str, str]) -> Launch | None:
     """Sets torchrun's variables in `environment` if a launcher started this process as a rank, even
-    as the only one; None, and nothing set, if none did. UserError if ranks could not meet.
+    as the only one. Returns None, and sets nothing, if none did. Raises UserError if there is no
+    rendezvous.
     """
     launch = find_launch(environment)
     if launch is None:
         return None
     is_one_node = launch.num_ranks == launch.ranks_here
-    found = meeting_point(environment, launch.launcher, is_one_node)
-    environment.update({**launch.variables(), **found})
+    address = rendezvous(environment, launch.launcher, is_one_node)
+    environment.update({**launch.variables(), **address})
     return launch

@@ -1,8 +1,8 @@
-"""Matrix tiles (AMX) that a machine announces and cannot run.
+"""Detects matrix tiles (AMX) that a machine announces but cannot run.
 
-On some virtual machines the first bfloat16 matmul dies of an illegal instruction. oneDNN goes by
-what the processor announces, unless ONEDNN_MAX_CPU_ISA says otherwise, which it reads once, at its
-first matmul.
+On some virtual machines the first bfloat16 matmul ends the process with an illegal instruction.
+oneDNN trusts what the processor announces, unless ONEDNN_MAX_CPU_ISA limits it, which oneDNN reads
+once, at its first matmul.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MULTIPLY = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 @functools.cache
 def tiles_are_broken(announced_in: Path = _ANNOUNCED_IN, multiply: str = _MULTIPLY) -> bool:
-    """Whether tiles are announced, and end a process that multiplies."""
+    """Returns whether tiles are announced, and end a process that uses them."""
     if not announced_in.exists() or "amx_tile" not in announced_in.read_text():
         return False
     tried = subprocess.run([sys.executable, "-c", multiply], capture_output=True, check=False)
@@ -30,6 +30,6 @@ def tiles_are_broken(announced_in: Path = _ANNOUNCED_IN, multiply: str = _MULTIP
 
 
 def avoid_broken_tiles(environment: MutableMapping[str, str] = os.environ) -> None:
-    """For this process and those it starts. What the environment says already stays."""
+    """Disables broken tiles for this process and its children. A setting of the user is kept."""
     if SETTING not in environment and tiles_are_broken():
         environment[SETTING] = WITHOUT_TILES

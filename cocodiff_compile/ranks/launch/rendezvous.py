@@ -1,6 +1,6 @@
-"""Where ranks meet: MASTER_ADDR and MASTER_PORT, as given or found out.
+"""Finds where ranks meet: MASTER_ADDR and MASTER_PORT, as given or derived.
 
-Ranks of one node meet on it. Those of several need the address of the first one's node, the same on
+Ranks of one node meet on it. Ranks of several nodes need the address of the first node, the same on
 all of them: Slurm names it, other launchers leave it to the job script.
 """
 
@@ -15,10 +15,10 @@ DEFAULT_PORT = "29500"
 _NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
 
-def meeting_point(
-    environment: Mapping[str, str], launcher: str, is_one_node: bool
-) -> dict[str, str]:
-    """Both variables. UserError with several nodes of which nobody says which is the first."""
+def rendezvous(environment: Mapping[str, str], launcher: str, is_one_node: bool) -> dict[str, str]:
+    """Returns both variables. Raises UserError if there are several nodes and the first one is
+    unknown.
+    """
     address = environment.get("MASTER_ADDR") or _address(environment, launcher, is_one_node)
     return {
         "MASTER_ADDR": address,
@@ -29,12 +29,12 @@ def meeting_point(
 def _address(environment: Mapping[str, str], launcher: str, is_one_node: bool) -> str:
     if is_one_node:
         return "127.0.0.1"
-    found = _first_slurm_node(environment) if launcher == "Slurm" else ""
-    if found:
-        return found
+    first = _first_slurm_node(environment) if launcher == "Slurm" else ""
+    if first:
+        return first
     raise UserError(
-        f"{launcher} started ranks on several nodes: set MASTER_ADDR to the first one's address, "
-        "the same on all of them"
+        f"{launcher} started ranks on several nodes: set MASTER_ADDR to the address of the first "
+        "node, on all of them"
     )
 
 
@@ -46,6 +46,8 @@ def _first_slurm_node(environment: Mapping[str, str]) -> str:
 
 
 def first_node(node_list: str) -> str:
-    """Of a list in Slurm's short form, like `nid[001-004,7],login1`; empty if it cannot be read."""
+    """Returns the first node of a list in Slurm's short form, like `nid[001-004,7],login1`; an
+    empty string if it cannot be read.
+    """
     match = re.match(r"([\w.-]+?)(?:\[(\d+)[^\[\]]*\])?(?:,|$)", node_list)
     return f"{match[1]}{match[2] or ''}" if match else ""

@@ -1,5 +1,5 @@
-"""Where this rank stands towards the other ranks of each group: rounds and calls that it has taken
-part in, what it runs, and why its groups were closed.
+"""Holds the state of this rank in each group: the rounds and calls it has taken part in, what it
+runs, and why its groups were closed.
 
 The ranks of a group count the calls of compiled code that communicates over it. As long as they run
 the same code, the n-th call of one rank meets the n-th call of every other rank.
@@ -17,7 +17,7 @@ from typing import TypeAlias
 from cocodiff_compile.ranks.agreement.world import PerWorld
 
 Facts: TypeAlias = "list[tuple[str, str]]"
-"""What ranks compare, as (what, value) pairs."""
+"""(name, value) pairs that ranks compare."""
 
 Ranks: TypeAlias = "tuple[int, ...]"
 """The global ranks of a group."""
@@ -25,12 +25,14 @@ Ranks: TypeAlias = "tuple[int, ...]"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a call communicates over one group, with the sizes of the call."""
+    """Describes what a call communicates over one group, with the sizes of the call."""
 
     captured: tuple[tuple[str, str], ...]
-    """Versions, options, and the collectives as captured: compared before code is generated."""
+    """Versions, options and the captured collectives, which are compared before code is
+    generated.
+    """
     planned: tuple[tuple[str, str], ...]
-    """The exchanges and collectives that the passes left."""
+    """The exchanges and collectives after all passes."""
 
     @property
     def facts(self) -> Facts:
@@ -42,15 +44,15 @@ class RunPlan:
 
 
 @dataclass
-class GroupStanding:
-    """Towards the ranks of one group."""
+class GroupState:
+    """Holds the state of this rank in one group."""
 
     rounds: int = 0
-    """Rounds of compiles that took place."""
+    """The number of rounds of compilations that took place."""
     calls: int = 0
-    """Calls that began."""
+    """The number of calls that began."""
     plan: RunPlan | None = None
-    """That of the last call; None if the next call must be compared whatever it runs."""
+    """The plan of the last call; None if the next call must be compared whatever it runs."""
     running_since: float | None = None
     """When the code of the last call began to run; None while none runs."""
     last_compared: int | None = None
@@ -60,28 +62,30 @@ class GroupStanding:
 
 
 @dataclass
-class Standing:
-    """Towards all ranks of one world."""
+class RankState:
+    """Holds the state of this rank in all groups of one world."""
 
-    groups: dict[Ranks, GroupStanding] = field(default_factory=dict)
+    groups: dict[Ranks, GroupState] = field(default_factory=dict)
     published: set[str] = field(default_factory=set)
-    """Digests of plans whose facts this rank has put into the store."""
+    """The digests of plans that this rank has written to the store."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held by whoever reads failures or answers other ranks: the main thread or the watch."""
+    """Held while failures are read or other ranks are answered, by the main thread or the watch
+    thread.
+    """
 
-    def towards(self, ranks: Ranks) -> GroupStanding:
-        return self.groups.setdefault(ranks, GroupStanding())
+    def group(self, ranks: Ranks) -> GroupState:
+        return self.groups.setdefault(ranks, GroupState())
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Calls that began, by the key of the group."""
+        """The number of calls that began, by the key of the group."""
         return {group_key(ranks): group.calls for ranks, group in list(self.groups.items())}
 
 
 def group_key(ranks: Ranks) -> str:
-    """A short name for the ranks of a group, the same on all of them."""
+    """Returns a short name for the ranks of a group, the same on all of them."""
     return hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
 
 
-standing = PerWorld(Standing)
-"""That of this process."""
+rank_state = PerWorld(RankState)
+"""The state of this process."""

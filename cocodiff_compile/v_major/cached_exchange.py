@@ -1,14 +1,14 @@
-"""One exchange that remembers what travelled: emits it in full, coded, or of some tokens.
+"""Emits one exchange that caches what it carried: uncompressed, coded, or of selected tokens.
 
-    in full   packed -> exchange -> received            sent = packed, held = received
-    coded     packed - sent -> code -> exchange of words -> decode -> held + difference = received
-              sent, held: what both expect next, see delta_code
-    anew      packed -> code -> exchange of words -> decode -> received = sent = held
-    tokens    |V - sent| -> those that changed most -> all-gather
-              packed of those -> exchange -> held with those replaced = received, or, where
-              nothing is held, just those
+    uncompressed  packed -> exchange -> received        sent = packed, held = received
+    coded         packed - sent -> code -> exchange of words -> decode; held + difference = received
+                  sent, held: what both sides expect next, see delta_code
+    intra-coded   packed -> code -> exchange of words -> decode -> received = sent = held
+    tokens        |V - sent| -> the tokens that changed most -> all-gather of their indices
+                  their rows of packed -> exchange -> held with these rows replaced = received,
+                  or only these rows where the receiver has no cache
 
-What is remembered are graph inputs, behind all others, that the graph writes back into.
+Caches are graph inputs after all other inputs; the graph writes them back in place.
 """
 
 from __future__ import annotations
@@ -42,35 +42,39 @@ from cocodiff_compile.v_major.token_rows import changed_most, put_tokens, take_t
 
 @dataclass(frozen=True)
 class SentTokens:
-    """Which: this rank's, [1, count], and all ranks', [P, count]."""
+    """Holds the indices of the tokens that are sent: this rank's, [1, count], and those of all
+    ranks, [P, count].
+    """
 
     own: Node
     everyones: Node
 
     @property
     def on_the_way_out(self) -> SentTokens:
-        """Where a rank sends everyone's tokens, and receives its own."""
+        """The tokens of O's exchange, in which a rank sends rows of everyone's tokens and receives
+        its own.
+        """
         return SentTokens(self.everyones, self.own)
 
 
 @dataclass(frozen=True)
-class RememberedExchange:
-    """Memories are [P, n, group]; None if this side need not remember."""
+class CachedExchange:
+    """Rewrites one exchange. Its caches are [P, n, group]; a side that needs no cache has None."""
 
     inline: Inliner
     exchange: Exchange
     flat: AllToAll
     group: int
-    """Elements that share a scale."""
+    """The number of elements that share a scale."""
     sent: Node | None
     held: Node | None
 
     @classmethod
     def of(
         cls, inline: Inliner, exchange: Exchange, group: int, keeps: tuple[bool, bool]
-    ) -> RememberedExchange:
+    ) -> CachedExchange:
         flat = parse_all_to_all(exchange.start)
-        assert flat is not None, "a recognised exchange has its wait"
+        assert flat is not None, "a recognised exchange has a wait"
         rows = value_of(flat.source).numel() // (exchange.num_ranks * group)
         shape = (exchange.num_ranks, rows, group)
         sent, held = (
@@ -85,31 +89,33 @@ class RememberedExchange:
     def graph(self) -> Graph:
         return self.inline.graph
 
-    def in_full(self) -> Exchange:
-        """As it was; what is finite of it is remembered."""
+    def uncompressed(self) -> Exchange:
+        """Emits the exchange as it was, and caches the finite values it carries."""
         with self.graph.inserting_before(self.flat.start):
             source = emit_contiguous(self.graph, self.flat.source)
-            self._remember(self.sent, self._call(finite_or, self._in_groups(source), 0.0))
+            self._store(self.sent, self._call(finite_or, self._in_groups(source), 0.0))
             splits = bound(self.flat.start)["input_split_sizes"]
             start = self._emit(ALL_TO_ALL, source, splits, splits, self.flat.group)
         with self.graph.inserting_before(self.flat.wait):
             received = self._emit(WAIT, start)
-            self._remember(self.held, self._call(finite_or, self._in_groups(received), 0.0))
+            self._store(self.held, self._call(finite_or, self._in_groups(received), 0.0))
         return self._replaced(start, received, received)
 
-    def coded(self, bits: int, is_anew: bool) -> tuple[Exchange, Callable[[], Node]]:
-        """And what gives, if it is called, the shares that heads of tokens lost: mean and worst."""
+    def coded(self, bits: int, is_intra_coded: bool) -> tuple[Exchange, Callable[[], Node]]:
+        """Emits the coded exchange. Returns it and a function that, if called, emits the mean and
+        the worst share of its energy that a head of a token loses.
+        """
         with self.graph.inserting_before(self.flat.start):
             packed = self._in_groups(emit_contiguous(self.graph, self.flat.source))
-            # Anew, of what is remembered only the shape counts.
-            sent, held = (packed, packed) if is_anew else self._both()
-            coded, expected, arriving = self._call(send, packed, sent, bits, is_anew)
-            self._remember(self.sent, expected)
+            # Intra coding uses only the shape of the caches.
+            sent, held = (packed, packed) if is_intra_coded else self._both()
+            coded, expected, arriving = self._call(send, packed, sent, bits, is_intra_coded)
+            self._store(self.sent, expected)
             start = self._exchange(coded)
         with self.graph.inserting_before(self.flat.wait):
             wait = self._emit(WAIT, start)
-            new, arrived = self._call(update, held, wait, bits, is_anew)
-            self._remember(self.held, new)
+            new, arrived = self._call(update, held, wait, bits, is_intra_coded)
+            self._store(self.held, new)
             result = self._emit(aten.view.default, arrived, list(shape_of(self.flat.source)))
 
         def lost() -> Node:
@@ -120,8 +126,10 @@ class RememberedExchange:
         return self._replaced(start, wait, result), lost
 
     def choose_tokens(self, streams: tuple[tuple[int, int], ...]) -> SentTokens:
-        """Of each stream, (tokens, count), those whose rows of this exchange changed most."""
-        assert self.sent is not None, "tokens are compared with what was sent"
+        """Emits the choice of the tokens whose rows of this exchange changed most. `streams` holds
+        (tokens, number to choose) of each stream.
+        """
+        assert self.sent is not None, "selecting tokens requires the cache of the sent V"
         with self.graph.inserting_before(self.flat.start):
             packed = self._by_token(emit_contiguous(self.graph, self.flat.source))
             own = self._call(changed_most, packed, self._by_token(self.sent), streams)
@@ -129,7 +137,7 @@ class RememberedExchange:
             gathering = self._emit(ALL_GATHER, own, num_ranks, self.flat.group)
             return SentTokens(own, self._emit(WAIT, gathering))
 
-    def of_tokens(
+    def selected_tokens(
         self,
         tokens: SentTokens,
         bits: int,
@@ -137,9 +145,12 @@ class RememberedExchange:
         computed: Node | None = None,
         is_whole: bool = True,
     ) -> tuple[Exchange, Node]:
-        """Of some tokens, as they are or coded; and what arrived of them. `computed`: their rows,
-        where only these are computed. `sees_all`: all are remembered as if sent. `is_whole`: what
-        read all tokens goes on doing so; else nothing reads them.
+        """Emits the exchange of selected tokens, uncompressed or coded; returns it and the rows
+        that arrive.
+
+        `computed` holds the rows of these tokens where only they are computed. With `sees_all` the
+        sender caches all tokens as if they were sent. With `is_whole` the readers of the exchange
+        go on reading all tokens; otherwise nothing reads it.
         """
         with self.graph.inserting_before(self.flat.start):
             rows, seen = self._rows(tokens, computed), None
@@ -147,7 +158,7 @@ class RememberedExchange:
                 seen = self._by_token(emit_contiguous(self.graph, self.flat.source))
             if bits == FULL:
                 start = self._exchange(rows)
-                self._remember_sent_tokens(tokens, rows, seen)
+                self._store_sent_tokens(tokens, rows, seen)
             else:
                 start = self._send_coded_tokens(tokens, rows, bits)
         with self.graph.inserting_before(self.flat.wait):
@@ -155,14 +166,14 @@ class RememberedExchange:
             arrived = self._receive_tokens(tokens, wait, bits)
             if not is_whole:
                 return self._recorded(start, wait, arrived), arrived
-            assert self.held is not None, "what is not sent must be remembered"
+            assert self.held is not None, "skipped tokens require a cache at the receiver"
             held = self._by_token(self.held)
             result = self._call(put_tokens, held, tokens.everyones, arrived)
             result = self._emit(aten.view.default, result, list(shape_of(self.flat.source)))
         return self._replaced(start, wait, result), arrived
 
     def _receive_tokens(self, tokens: SentTokens, wait: Node, bits: int) -> Node:
-        """What arrived, which is remembered if anything is."""
+        """Returns the rows that arrived, and writes them to the receiver's cache if it has one."""
         if self.held is None:
             return wait
         held = self._by_token(self.held)
@@ -171,11 +182,11 @@ class RememberedExchange:
             new, arrived = self._call(finite_or, wait, old), wait
         else:
             new, arrived = self._call(_update_rows, old, wait, self.group, bits)
-        self._remember(self.held, self._call(put_tokens, held, tokens.everyones, new))
+        self._store(self.held, self._call(put_tokens, held, tokens.everyones, new))
         return arrived
 
     def _rows(self, tokens: SentTokens, computed: Node | None) -> Node:
-        """[P, before, count, behind]"""
+        """Returns the rows to send, [P, before, count, behind]."""
         if computed is None:
             packed = self._by_token(emit_contiguous(self.graph, self.flat.source))
             rows: Node = self._call(take_tokens, packed, tokens.own)
@@ -185,27 +196,29 @@ class RememberedExchange:
         shape = [self.exchange.num_ranks, self.exchange.token_rows[0], count, -1]
         return self._emit(aten.reshape.default, computed, shape)
 
-    def _remember_sent_tokens(self, tokens: SentTokens, rows: Node, seen: Node | None) -> None:
+    def _store_sent_tokens(self, tokens: SentTokens, rows: Node, seen: Node | None) -> None:
         if self.sent is None:
             return
         sent = self._by_token(self.sent)
         if seen is not None:
-            self._remember(self.sent, self._call(finite_or, seen, sent))
+            self._store(self.sent, self._call(finite_or, seen, sent))
             return
         old = self._call(take_tokens, sent, tokens.own)
         new = self._call(finite_or, rows, old)
-        self._remember(self.sent, self._call(put_tokens, sent, tokens.own, new))
+        self._store(self.sent, self._call(put_tokens, sent, tokens.own, new))
 
     def _send_coded_tokens(self, tokens: SentTokens, rows: Node, bits: int) -> Node:
         sent, _ = self._both()
         by_token = self._by_token(sent)
         old = self._call(take_tokens, by_token, tokens.own)
         coded, new = self._call(_send_rows, rows, old, self.group, bits)
-        self._remember(sent, self._call(put_tokens, by_token, tokens.own, new))
+        self._store(sent, self._call(put_tokens, by_token, tokens.own, new))
         return self._exchange(coded)
 
     def _both(self) -> tuple[Node, Node]:
-        assert self.sent is not None and self.held is not None, "what is coded is remembered"
+        assert self.sent is not None and self.held is not None, (
+            "coding differences requires both caches"
+        )
         return self.sent, self.held
 
     def _emit(self, target: Callable[..., Any], *args: Any) -> Node:
@@ -220,19 +233,19 @@ class RememberedExchange:
         return self._emit(ALL_TO_ALL, packed, ones, ones, self.flat.group)
 
     def _in_groups(self, packed: Node) -> Node:
-        """[P, n, group]"""
+        """Returns a view [P, n, group]."""
         return self._emit(aten.view.default, packed, [self.exchange.num_ranks, -1, self.group])
 
     def _by_token(self, packed: Node) -> Node:
-        """[P, before, tokens, behind]"""
+        """Returns a view [P, before, tokens, behind]."""
         assert self.exchange.token_rows is not None
         shape = [self.exchange.num_ranks, *self.exchange.token_rows, -1]
         return self._emit(aten.view.default, packed, shape)
 
-    def _remember(self, memory: Node | None, value: Node) -> None:
-        if memory is not None:
-            value = self._emit(aten.view.default, value, list(shape_of(memory)))
-            self._emit(aten.copy_.default, memory, value)
+    def _store(self, cache: Node | None, value: Node) -> None:
+        if cache is not None:
+            value = self._emit(aten.view.default, value, list(shape_of(cache)))
+            self._emit(aten.copy_.default, cache, value)
 
     def _replaced(self, start: Node, wait: Node, result: Node) -> Exchange:
         self.flat.wait.replace_all_uses_with(result)
@@ -271,7 +284,7 @@ def new_input(
     like: Node,
     dtype: torch.dtype | None = None,
 ) -> Node:
-    """Behind all others."""
+    """Appends a placeholder after all others."""
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
         node = graph.placeholder(name)
     fake = value_of(like)

@@ -1,7 +1,7 @@
-"""The ways to run a step that are compared: what people run today, the best rivals, and ours.
+"""Defines the variants that are compared: what people run today, the best rivals, and cocodiff.
 
-cache-dit replaces parts of diffusers in its process, so its ways run in processes of their own, a
-second crew of ranks beside the first.
+cache-dit replaces parts of diffusers in its process, so its variants run in processes of their own,
+a second worker group besides the main one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cocodiff_compile.parallel.make_mesh import at_least_one_device
 
 Kind = Literal["stock", "rival", "ours"]
 
-MAIN_CREW = "main"
-"""The processes of the ranks themselves."""
+MAIN_GROUP = "main"
+"""The worker group of the ranks' own processes."""
 
 OVERLAP_PASSES = {
     "reorder_for_compute_comm_overlap": True,
@@ -33,14 +33,14 @@ OVERLAP_PASSES = {
         "raise_comms",
     ],
 }
-"""Inductor's own overlap of collectives. Since torch 2.10 the flag alone does nothing: the list of
-passes is empty unless it is given.
+"""Turns on Inductor's own overlap of collectives. Since torch 2.10 the flag has no effect by
+itself: the list of passes is empty unless it is given.
 """
 
 
 @dataclass(frozen=True)
-class Way:
-    """`options` of None means eager."""
+class Variant:
+    """A variant is one way to run a step. It runs eagerly if `options` is None."""
 
     name: str
     title: str
@@ -48,9 +48,11 @@ class Way:
     build: Callable[[Workload], nn.Module]
     backend: str = "inductor"
     options: Mapping[str, Any] | None = None
-    crew: str = MAIN_CREW
+    worker_group: str = MAIN_GROUP
     measures_links: bool = False
-    """Compiled anew for every speed of the links, since it decides by measuring them."""
+    """Whether it is compiled again for every link speed, because it measures the links to
+    decide.
+    """
 
     def compile(self, model: nn.Module, fullgraph: bool) -> Callable[..., Any]:
         if self.options is None:
@@ -66,7 +68,9 @@ class Way:
 
 
 def stock_ulysses(workload: Workload) -> nn.Module:
-    """Ulysses as diffusers has it; as `parallelize` has it where diffusers has no plan."""
+    """Returns the model with diffusers' own Ulysses, or with that of `parallelize` where diffusers
+    has no plan.
+    """
     from diffusers import ContextParallelConfig  # noqa: PLC0415  (slow, and optional)
 
     model = workload.build()
@@ -88,14 +92,16 @@ def has_stock_ulysses(model_class: type[nn.Module]) -> bool:
 
 
 def ulysses_of(workload: Workload) -> str:
-    """Whose Ulysses the ways called "diffusers" run."""
+    """Returns whose Ulysses the variants called "diffusers" run."""
     if has_stock_ulysses(workload.small_model.model_class):
         return "diffusers"
     return "cocodiff_compile.parallel (diffusers has no plan for this architecture)"
 
 
 def cache_dit_async(workload: Workload) -> nn.Module:
-    """cache-dit's hand-written asynchronous Ulysses; UserError where it has none."""
+    """Returns the model with cache-dit's hand-written asynchronous Ulysses. Raises UserError if it
+    has none.
+    """
     if importlib.util.find_spec("cache_dit") is None:
         raise UserError(
             "cache-dit is not installed: pip install --no-deps -c constraints.txt cache-dit einops"
@@ -120,32 +126,36 @@ def cache_dit_async(workload: Workload) -> nn.Module:
     return enabled
 
 
-def _ours(name: str, title: str, **options: Any) -> Way:
-    return Way(name, title, "ours", stock_ulysses, "cocodiff", options, measures_links=True)
+def _ours(name: str, title: str, **options: Any) -> Variant:
+    return Variant(name, title, "ours", stock_ulysses, "cocodiff", options, measures_links=True)
 
 
-WAYS = {
-    way.name: way
-    for way in (
-        Way("eager", "diffusers, eager", "rival", stock_ulysses),
-        Way("inductor", "diffusers + Inductor", "stock", stock_ulysses, options={}),
-        Way(
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("eager", "diffusers, eager", "rival", stock_ulysses),
+        Variant("inductor", "diffusers + Inductor", "stock", stock_ulysses, options={}),
+        Variant(
             "overlap",
             "diffusers + Inductor, overlap passes",
             "rival",
             stock_ulysses,
             options=OVERLAP_PASSES,
         ),
-        Way(
-            "cache-dit-eager", "cache-dit async, eager", "rival", cache_dit_async, crew="cache-dit"
+        Variant(
+            "cache-dit-eager",
+            "cache-dit async, eager",
+            "rival",
+            cache_dit_async,
+            worker_group="cache-dit",
         ),
-        Way(
+        Variant(
             "cache-dit",
             "cache-dit async + Inductor, overlap passes",
             "rival",
             cache_dit_async,
             options=OVERLAP_PASSES,
-            crew="cache-dit",
+            worker_group="cache-dit",
         ),
         _ours("cocodiff", "cocodiff"),
         _ours("cocodiff-flat", "cocodiff, tapa off", tapa="off"),

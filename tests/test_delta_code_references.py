@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cocodiff_compile.v_major.delta_code import (
-    AHEAD,
     BITS,
-    NONE,
+    EXTRAPOLATION,
+    NOT_FINITE,
     SCALE_BITS,
     code_bits,
     distortion,
@@ -33,17 +33,17 @@ from tests.coded import (
     every_dtype,
     every_group,
     exchange,
-    memory_and_values,
     normal,
+    reference_and_values,
     send_often,
     spreads_of_codes,
     with_broken_groups,
 )
 
 
-def words_of(values: Tensor, memory: Tensor, bits: int, is_anew: bool = False) -> Tensor:
+def words_of(values: Tensor, reference: Tensor, bits: int, is_intra_coded: bool = False) -> Tensor:
     """What travels, as whole numbers."""
-    return send(values, memory, bits, is_anew)[0].view(torch.int32)
+    return send(values, reference, bits, is_intra_coded)[0].view(torch.int32)
 
 
 # Spreads
@@ -85,10 +85,10 @@ def test_what_is_not_finite_has_no_part_in_spreads(value: float) -> None:
 @every_bits
 @every_dtype
 def test_the_difference_to_the_memory_travels(bits: int, dtype: torch.dtype) -> None:
-    memory, values = memory_and_values(32, dtype)
-    message = words_of(values, memory, bits)
+    reference, values = reference_and_values(32, dtype)
+    message = words_of(values, reference, bits)
     assert 32 * message.shape[1] == 32 * code_bits(bits, 24) + 8 * 24
-    difference = values.float() - memory.float()
+    difference = values.float() - reference.float()
     spread = spread_code(normalize(difference))
     assert torch.equal(decode_message(message, values.shape, bits)[2], spread)
     assert torch.equal(message[:, : -24 // 4], encode_spread(difference, spread, bits))
@@ -107,24 +107,24 @@ def test_what_arrives_is_the_memory_and_the_difference_rounded_once(
     bits: int, dtype: torch.dtype
 ) -> None:
     """What is remembered goes on by AHEAD of the difference."""
-    memory = normal(2, 30, 24, seed=1).to(dtype)
+    reference = normal(2, 30, 24, seed=1).to(dtype)
     message, _, _ = send(normal(2, 30, 24, seed=2), torch.zeros(2, 30, 24), bits)
     difference = decode_message(message, (2, 30, 24), bits)[0].double()
-    remembered, arrived = update(memory, message, bits)
-    assert torch.equal(arrived, (memory.double() + difference).float().to(dtype))
-    expected = memory.double() + (1 + AHEAD) * difference
-    assert torch.equal(remembered, expected.float().to(dtype))
-    assert remembered.dtype == arrived.dtype == dtype
+    expected_next, arrived = update(reference, message, bits)
+    assert torch.equal(arrived, (reference.double() + difference).float().to(dtype))
+    expected = reference.double() + (1 + EXTRAPOLATION) * difference
+    assert torch.equal(expected_next, expected.float().to(dtype))
+    assert expected_next.dtype == arrived.dtype == dtype
 
 
 def test_a_steady_change_is_expected() -> None:
     """In the long run the difference is smaller than the change by what is remembered ahead."""
-    change, memory = normal(1, 20, 64), torch.zeros(1, 20, 64)
+    change, reference = normal(1, 20, 64), torch.zeros(1, 20, 64)
     for step in range(20):
         values = step * change
-        difference = values - memory
-        memory, _ = exchange(memory, values, 8)
-    torch.testing.assert_close(difference, change / (1 + AHEAD), atol=0.05, rtol=0)
+        difference = values - reference
+        reference, _ = exchange(reference, values, 8)
+    torch.testing.assert_close(difference, change / (1 + EXTRAPOLATION), atol=0.05, rtol=0)
 
 
 @every_bits
@@ -167,12 +167,12 @@ def test_errors_do_not_add_up_over_changing_values(bits: int) -> None:
     """A walk of 100 steps that change every element by 1: a difference is that change, what the
     last one left, and what was wrongly expected.
     """
-    values, memory, lost = torch.zeros(1, 64, 64), torch.zeros(1, 64, 64), []
+    values, reference, lost = torch.zeros(1, 64, 64), torch.zeros(1, 64, 64), []
     for step in range(100):
         values = values + normal(1, 64, 64, seed=step)
-        memory, arrived = exchange(memory, values, bits)
+        reference, arrived = exchange(reference, values, bits)
         lost.append(float((values - arrived).square().mean()))
-    of_one = distortion(bits) / ((1 - AHEAD**2) * (1 - distortion(bits)))
+    of_one = distortion(bits) / ((1 - EXTRAPOLATION**2) * (1 - distortion(bits)))
     assert sum(lost[-20:]) / 20 <= 1.5 * of_one
 
 
@@ -182,12 +182,12 @@ def test_what_does_not_differ_arrives_exactly(bits: int, dtype: torch.dtype) -> 
     """Also beside what differs, and after any number of sends; also of zeros, to one that has
     nothing.
     """
-    memory, values = memory_and_values(6, dtype)
-    values[:, 1::2] = memory[:, 1::2]
-    kept = memory
+    reference, values = reference_and_values(6, dtype)
+    values[:, 1::2] = reference[:, 1::2]
+    kept = reference
     for _ in range(3):
-        memory, arrived = exchange(memory, values, bits)
-        for ours in (memory, arrived):
+        reference, arrived = exchange(reference, values, bits)
+        for ours in (reference, arrived):
             assert torch.equal(ours[:, 1::2], kept[:, 1::2])
         assert not torch.equal(arrived[:, ::2], values[:, ::2])
     for times in (1, 2, 20):
@@ -201,10 +201,10 @@ def test_a_half_precision_value_near_the_largest_is_never_remembered_as_infinite
     values = before.clone()
     values[..., 8:] = 0
     values[..., :8] = 65400
-    memory = before
+    reference = before
     for _ in range(3):
-        memory, arrived = exchange(memory, values, bits)
-        assert memory.isfinite().all()
+        reference, arrived = exchange(reference, values, bits)
+        assert reference.isfinite().all()
         assert arrived.isfinite().all()
 
 
@@ -225,11 +225,11 @@ def test_anew_the_values_travel_whatever_is_remembered(bits: int, dtype: torch.d
     """Both sides then remember the same, however far apart they were."""
     values = normal(2, 30, 24).to(dtype)
     sent, held = normal(2, 30, 24, seed=1).to(dtype), garbage(2, 30, 24, dtype=dtype)
-    coded, remembered, arriving = send(values, sent, bits, is_anew=True)
+    coded, expected_next, arriving = send(values, sent, bits, is_intra_coded=True)
     assert torch.equal(coded.view(torch.int32), words_of(values, torch.zeros_like(values), bits))
-    assert torch.equal(coded.view(torch.int32), words_of(values, held, bits, is_anew=True))
-    theirs, arrived = update(held, coded, bits, is_anew=True)
-    assert torch.equal(theirs, remembered)
+    assert torch.equal(coded.view(torch.int32), words_of(values, held, bits, is_intra_coded=True))
+    theirs, arrived = update(held, coded, bits, is_intra_coded=True)
+    assert torch.equal(theirs, expected_next)
     assert torch.equal(arrived, arriving)
 
 
@@ -240,10 +240,10 @@ def test_anew_what_was_decoded_arrives_and_is_remembered(bits: int, dtype: torch
     values = normal(2, 30, 24).to(dtype)
     message = send(values, torch.zeros_like(values), bits)[0]
     decoded = decode_message(message, (2, 30, 24), bits)[0].to(dtype)
-    remembered, arrived = exchange(torch.ones_like(values), values, bits, is_anew=True)
-    assert remembered.dtype == arrived.dtype == dtype
+    expected_next, arrived = exchange(torch.ones_like(values), values, bits, is_intra_coded=True)
+    assert expected_next.dtype == arrived.dtype == dtype
     assert torch.equal(arrived, decoded)
-    assert torch.equal(remembered, decoded)
+    assert torch.equal(expected_next, decoded)
 
 
 @every_bits
@@ -251,9 +251,9 @@ def test_after_a_step_anew_the_difference_to_what_was_decoded_travels(bits: int)
     values, later = normal(2, 30, 24), normal(2, 30, 24, seed=1)
     nothing = torch.zeros_like(values)
     decoded = decode_message(send(values, nothing, bits)[0], values.shape, bits)[0]
-    memory, _ = exchange(torch.ones_like(values), values, bits, is_anew=True)
+    reference, _ = exchange(torch.ones_like(values), values, bits, is_intra_coded=True)
     expected = words_of(later - decoded, nothing, bits)
-    assert torch.equal(words_of(later, memory, bits), expected)
+    assert torch.equal(words_of(later, reference, bits), expected)
 
 
 @every_bits
@@ -263,12 +263,12 @@ def test_anew_a_group_that_is_not_finite_arrives_as_nan_and_leaves_zeros(
 ) -> None:
     """Whatever was remembered of it; other groups are as if it were 0."""
     values, old = normal(2, 6, 24).to(dtype), garbage(2, 6, 24, dtype=dtype)
-    remembered, arrived = exchange(old, with_broken_groups(values), bits, is_anew=True)
+    expected_next, arrived = exchange(old, with_broken_groups(values), bits, is_intra_coded=True)
     assert arrived[IS_BROKEN].isnan().all()
-    assert (remembered[IS_BROKEN] == 0).all()
+    assert (expected_next[IS_BROKEN] == 0).all()
     mended = torch.where(IS_BROKEN.unsqueeze(-1), 0.0, values)
-    unbroken = exchange(old, mended, bits, is_anew=True)
-    for ours, theirs in zip((remembered, arrived), unbroken, strict=True):
+    unbroken = exchange(old, mended, bits, is_intra_coded=True)
+    for ours, theirs in zip((expected_next, arrived), unbroken, strict=True):
         assert torch.equal(ours[~IS_BROKEN], theirs[~IS_BROKEN])
 
 
@@ -280,10 +280,10 @@ def test_anew_a_group_that_is_not_finite_arrives_as_nan_and_leaves_zeros(
 def test_a_group_that_is_not_finite_arrives_as_nan_and_is_not_remembered(
     bits: int, dtype: torch.dtype
 ) -> None:
-    memory, values = memory_and_values(6, dtype)
-    remembered, arrived = exchange(memory, with_broken_groups(values), bits)
+    reference, values = reference_and_values(6, dtype)
+    expected_next, arrived = exchange(reference, with_broken_groups(values), bits)
     assert arrived[IS_BROKEN].isnan().all()
-    assert torch.equal(remembered[IS_BROKEN], memory[IS_BROKEN])
+    assert torch.equal(expected_next[IS_BROKEN], reference[IS_BROKEN])
 
 
 @every_bits
@@ -291,19 +291,19 @@ def test_a_group_that_is_not_finite_arrives_as_nan_and_is_not_remembered(
 def test_other_groups_are_not_harmed_by_one_that_is_not_finite(
     bits: int, dtype: torch.dtype
 ) -> None:
-    memory, values = memory_and_values(6, dtype)
+    reference, values = reference_and_values(6, dtype)
     broken = with_broken_groups(values)
-    unchanged = exchange(memory, torch.where(IS_BROKEN.unsqueeze(-1), memory, values), bits)
-    for ours, theirs in zip(exchange(memory, broken, bits), unchanged, strict=True):
+    unchanged = exchange(reference, torch.where(IS_BROKEN.unsqueeze(-1), reference, values), bits)
+    for ours, theirs in zip(exchange(reference, broken, bits), unchanged, strict=True):
         assert torch.equal(ours[~IS_BROKEN], theirs[~IS_BROKEN])
 
 
 @every_bits
 def test_after_a_group_that_was_not_finite_all_goes_on_as_if_it_had_not_been(bits: int) -> None:
-    memory, values = normal(2, 6, 24, seed=1), normal(2, 6, 24, seed=2)
-    broken = torch.where(IS_BROKEN.unsqueeze(-1), float("nan"), memory)
-    later, _ = exchange(exchange(memory, broken, bits)[0], values, bits)
-    direct, _ = exchange(memory, values, bits)
+    reference, values = normal(2, 6, 24, seed=1), normal(2, 6, 24, seed=2)
+    broken = torch.where(IS_BROKEN.unsqueeze(-1), float("nan"), reference)
+    later, _ = exchange(exchange(reference, broken, bits)[0], values, bits)
+    direct, _ = exchange(reference, values, bits)
     assert later.isfinite().all()
     assert torch.equal(later[IS_BROKEN], direct[IS_BROKEN])
 
@@ -364,11 +364,11 @@ def test_from_any_memory_what_is_sent_again_and_again_comes_closer(
     that all differ alike are passed by turns from both sides, and may go farther for a while.
     """
     size = min(len(old), len(new))
-    memory = torch.tensor([[old[:size]]], dtype=dtype) / 2**10
+    reference = torch.tensor([[old[:size]]], dtype=dtype) / 2**10
     values = torch.tensor([[new[:size]]], dtype=dtype) / 2**10
-    first = float((values.float() - memory.float()).abs().max())
+    first = float((values.float() - reference.float()).abs().max())
     for _ in range(150):
-        memory, arrived = exchange(memory, values, bits)
+        reference, arrived = exchange(reference, values, bits)
         assert arrived.isfinite().all()
     off = float((values.float() - arrived.float()).abs().max())
     rounding = float(values.abs().max()) * torch.finfo(dtype).eps
@@ -388,8 +388,8 @@ def test_bytes_of_any_kind_are_decoded_the_same_by_both_sides(
     assert difference.isfinite().all()
     lower, upper = raw[-16:-12], int.from_bytes(raw[-12:-8], "little")
     codes = [byte + (upper >> 4 * place) % 8 * 256 for place, byte in enumerate(lower)]
-    assert is_none.flatten().tolist() == [code == NONE for code in codes]
-    remembered, arrived = update(torch.zeros(shape), coded, bits)
-    assert remembered.isfinite().all()
+    assert is_none.flatten().tolist() == [code == NOT_FINITE for code in codes]
+    expected_next, arrived = update(torch.zeros(shape), coded, bits)
+    assert expected_next.isfinite().all()
     assert torch.equal(arrived.isnan(), is_none.expand(shape))
     assert torch.equal(arrived.where(~is_none, 0), difference.where(~is_none, 0))

@@ -1,7 +1,9 @@
-"""Processes for the ways that must not share one: every rank starts one child per further crew.
+"""Starts processes for variants that must not share one: every rank has one child per further
+worker group.
 
-The children of a crew form a world of their own on the same links. They compile side by side, and
-then take turns: while one crew runs a step the others wait, so all ways are measured interleaved.
+The children of a worker group form a process group of their own on the same links. Groups compile
+side by side; afterwards only one group runs a step at a time, so that all variants can be measured
+interleaved.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from cocodiff_compile.lab.bench.ways import MAIN_CREW
+from cocodiff_compile.lab.bench.variants import MAIN_GROUP
 from cocodiff_compile.lab.bench.worker import Worker
 from cocodiff_compile.lab.local_ranks import end_with_parent
 from cocodiff_compile.ranks.launch.init_distributed import join_ranks, take_device
@@ -31,15 +33,15 @@ _TIMEOUT = timedelta(minutes=10)
 _END = "end"
 
 
-class Crews:
-    """The worker of this process, and those of the crews beside it, by name."""
+class WorkerGroups:
+    """Holds the worker of this process and those of the other worker groups, by name."""
 
     def __init__(self, others: Sequence[str]) -> None:
         self._others = {name: _Child(name) for name in others}
         self._main = _Server()
 
     def join_worlds(self) -> None:
-        """Each crew its own."""
+        """Joins the process group of each worker group."""
         self._main.call("join")
         for child in self._others.values():
             address = f"tcp://{os.environ['MASTER_ADDR']}:{_agree_on_port()}"
@@ -47,31 +49,37 @@ class Crews:
         for child in self._others.values():
             child.finish()
 
-    def call(self, crew: str, method: str, *args: Any) -> Any:
-        """`method` of the crew's `Worker`."""
-        ((_, result),) = self._call({crew: args}, method)
+    def call(self, worker_group: str, method: str, *args: Any) -> Any:
+        """Calls `method` of the group's `Worker`."""
+        ((_, result),) = self._call({worker_group: args}, method)
         return result
 
     def call_all(self, method: str, *args: Any) -> None:
-        """`method` of every crew's worker, at the same time."""
-        list(self._call(dict.fromkeys((MAIN_CREW, *self._others), args), method))
+        """Calls `method` of the workers of all groups at the same time."""
+        list(self._call(dict.fromkeys((MAIN_GROUP, *self._others), args), method))
 
     def call_each(self, method: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """`method` of these crews' workers at the same time, each with its own argument; crews and
-        results in the order in which they are waited for.
+        """Calls `method` of these groups' workers at the same time, each with its own argument.
+        Yields groups and results in the order in which they are waited for.
         """
-        return self._call({crew: (argument,) for crew, argument in arguments.items()}, method)
+        return self._call(
+            {worker_group: (argument,) for worker_group, argument in arguments.items()}, method
+        )
 
     def _call(
         self, arguments: Mapping[str, tuple[Any, ...]], method: str
     ) -> Iterator[tuple[str, Any]]:
-        others = {crew: self._others[crew] for crew in arguments if crew != MAIN_CREW}
-        for crew, child in others.items():
-            child.begin(method, *arguments[crew])
-        if MAIN_CREW in arguments:
-            yield MAIN_CREW, self._main.call(method, *arguments[MAIN_CREW])
-        for crew, child in others.items():
-            yield crew, child.finish()
+        others = {
+            worker_group: self._others[worker_group]
+            for worker_group in arguments
+            if worker_group != MAIN_GROUP
+        }
+        for worker_group, child in others.items():
+            child.begin(method, *arguments[worker_group])
+        if MAIN_GROUP in arguments:
+            yield MAIN_GROUP, self._main.call(method, *arguments[MAIN_GROUP])
+        for worker_group, child in others.items():
+            yield worker_group, child.finish()
 
     def close(self) -> None:
         for child in self._others.values():
@@ -79,12 +87,13 @@ class Crews:
 
 
 @contextmanager
-def crews(others: Sequence[str]) -> Iterator[Crews]:
-    """One world of ranks per crew; they end with the block.
+def worker_groups(others: Sequence[str]) -> Iterator[WorkerGroups]:
+    """Starts one process group per worker group; they end with the block.
 
-    Entered by ranks that belong to no process group yet: the children are forks of this process.
+    The ranks that enter must not belong to a process group yet, since the children are forks of
+    this process.
     """
-    made = Crews(others)
+    made = WorkerGroups(others)
     try:
         made.join_worlds()
         yield made
@@ -96,7 +105,7 @@ def crews(others: Sequence[str]) -> Iterator[Crews]:
 
 
 class _Child:
-    """A `_Server` in a fork of this process."""
+    """Runs a `_Server` in a fork of this process."""
 
     def __init__(self, name: str) -> None:
         context = multiprocessing.get_context("fork")
@@ -118,13 +127,13 @@ class _Child:
         except (EOFError, ConnectionError):
             self._died()
         if failure:
-            raise RuntimeError(f"crew {self._name!r}:\n{failure}")
+            raise RuntimeError(f"worker group {self._name!r}:\n{failure}")
         return result
 
     def _died(self) -> None:
         self._process.join(timeout=5)
         status = self._process.exitcode
-        raise RuntimeError(f"crew {self._name!r} died with status {status}") from None
+        raise RuntimeError(f"worker group {self._name!r} died with status {status}") from None
 
     def close(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -136,7 +145,7 @@ class _Child:
 
 
 class _Server:
-    """Answers calls: joins a world, starts a worker, and hands on to it what it is asked."""
+    """Answers calls: joins a process group, starts a worker, and forwards other calls to it."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
@@ -145,7 +154,7 @@ class _Server:
         if method == "join":
             return _join_world(*args)
         if method == "start":
-            self._worker = None  # before its successor, for the memory
+            self._worker = None  # frees its memory before the next one is built
             self._worker = Worker(*args)
             return None
         return getattr(self._worker, method)(*args)
@@ -153,7 +162,7 @@ class _Server:
 
 def _serve(end: Connection, parent: int) -> None:
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
-    # torchrun's store belongs to its own ranks; this world meets elsewhere.
+    # torchrun's store belongs to its own ranks; this process group uses another address.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     server = _Server()
     while True:
@@ -167,14 +176,14 @@ def _serve(end: Connection, parent: int) -> None:
 
 
 def _join_world(address: str | None = None, rank: int = -1, num_ranks: int = -1) -> None:
-    """The process group of all ranks: torchrun's, or the one that meets at `address`."""
+    """Joins the process group of all ranks: torchrun's, or the one that meets at `address`."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     take_device()
     join_ranks(timeout=_TIMEOUT, init_method=address, rank=rank, num_ranks=num_ranks)
 
 
 def _agree_on_port() -> int:
-    """A port that is free on the first rank."""
+    """Returns a port that is free on the first rank."""
     port = torch.zeros(1, dtype=torch.int64)
     if dist.get_rank() == 0:
         with socket.socket() as probe:
