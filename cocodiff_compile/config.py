@@ -62,7 +62,7 @@ class CompileConfig:
 
     @property
     def tapa_mode(self) -> Literal["auto", "on", "off"]:
-        """How phases are chosen; "off" if split-tapa-phases is disabled."""
+        """The mode in which phases are chosen; "off" if split-tapa-phases is disabled."""
         return "off" if "split-tapa-phases" in self.disable else self.tapa
 
     @property

@@ -1,4 +1,4 @@
-"""Turn on Ulysses for a diffusers transformer: all checks first, then all changes."""
+"""Turns on Ulysses for a diffusers transformer: all checks first, then all changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def apply_ulysses(
     mesh: DeviceMesh | None,
     plan: Mapping[str, Any] | None,
 ) -> None:
-    """What `parallelize` promises."""
+    """Implements `parallelize`."""
     check_model(model)
     degree = resolve_degree(ulysses_degree, mesh)
     model_plan = plan_for(model, plan)

@@ -1,11 +1,11 @@
-"""Make the decisions of diffusers' caches common to the ranks.
+"""Makes the decisions of diffusers' caches the same on all ranks.
 
-A cache that skips blocks on one rank and runs them on another leaves the second one in an exchange
-that nobody joins. Most caches decide from the number of the step, which is the same everywhere:
+A cache that skips blocks on one rank and runs them on another leaves the second rank in an exchange
+that nobody joins. Most caches decide from the step number, which is the same everywhere:
 TaylorSeer, Pyramid Attention Broadcast, FasterCache, and MagCache with given ratios. SeaCache
 decides from the whole latents, which every rank has. First Block Cache decides from how much the
-tokens of the first block changed, and MagCache measures its ratios from tokens. A rank has a share
-of these, so that sums are added over the ranks, without the rows that pad the sequence.
+tokens of the first block changed, and MagCache measures its ratios from tokens. A rank has only a
+share of these, so that sums are added over the ranks, without the rows that pad the sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RankSums = Callable[[torch.Tensor], torch.Tensor]
 def make_decisions_common(
     modules: Sequence[nn.Module], config: ContextParallelConfig, padding: TokenPadding
 ) -> None:
-    """Let the cache hooks of `modules` decide from the tokens of all ranks."""
+    """Makes the cache hooks of `modules` decide from the tokens of all ranks."""
     sums = partial(_sum_over_ranks, config=config, padding=padding)
     for module in modules:
         registry: Any = module.__dict__.get("_diffusers_hook")
@@ -42,7 +42,7 @@ def make_decisions_common(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _should_compute(hook: FBCHeadBlockHook, sums: _RankSums, residual: torch.Tensor) -> bool:
-    """FBCHeadBlockHook._should_compute_remaining_blocks, over the tokens of all ranks."""
+    """Replaces FBCHeadBlockHook._should_compute_remaining_blocks, over the tokens of all ranks."""
     before = hook.state_manager.get_state().head_block_residual
     if before is None:
         return True
@@ -53,7 +53,7 @@ def _should_compute(hook: FBCHeadBlockHook, sums: _RankSums, residual: torch.Ten
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _calibrate(sums: _RankSums, state: Any, residual: torch.Tensor) -> None:
-    """MagCacheBlockHook._perform_calibration_step, over the tokens of all ranks."""
+    """Replaces MagCacheBlockHook._perform_calibration_step, over the tokens of all ranks."""
     ratio = 1.0
     if state.previous_residual is not None:
         now = torch.linalg.norm(residual.float(), dim=-1)
@@ -66,9 +66,11 @@ def _calibrate(sums: _RankSums, state: Any, residual: torch.Tensor) -> None:
 def _sum_over_ranks(
     per_token: torch.Tensor, *, config: ContextParallelConfig, padding: TokenPadding
 ) -> torch.Tensor:
-    """[numbers, batch, this rank's tokens] to sums over all real tokens, alike on every rank.
+    """Reduces [numbers, batch, this rank's tokens] to sums over all real tokens, the same on every
+    rank.
 
-    Gathered and then added in the order of the ranks: the same numbers everywhere, to the last bit.
+    Values are gathered and then added in the order of the ranks, so that the sums are equal bit for
+    bit.
     """
     group = config._ulysses_mesh.get_group()
     rows = padding.real_share(IMAGE, per_token.shape[-1], dist.get_rank(group))

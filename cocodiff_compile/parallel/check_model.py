@@ -1,7 +1,7 @@
-"""Refuse a model that Ulysses would compute wrongly, before anything is changed.
+"""Refuses a model that Ulysses would compute wrongly, before anything is changed.
 
-diffusers itself shards the tokens of any model it is given a plan for; an attention that does not
-know about it then sees its own shard only, and nothing is raised.
+diffusers itself shards the tokens of any model that has a plan; an attention that does not support
+it then sees its own shard only, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cocodiff_compile.parallel.processors import REPLACED, UlyssesFusedJointAttn
 
 
 def check_model(model: nn.Module) -> None:
-    """ValueError unless `model` is a diffusers model that can be parallelised at all."""
+    """Raises ValueError unless `model` is a diffusers model that can be parallelised at all."""
     name = type(model).__name__
     if not isinstance(model, ModelMixin):
         raise ValueError(
@@ -28,7 +28,7 @@ def check_model(model: nn.Module) -> None:
             "before it is wrapped by torch.compile, FSDP or DDP."
         )
     if getattr(model, "_parallel_config", None) is not None:
-        raise ValueError(f"This {name} is parallelised already: call parallelize() once per model.")
+        raise ValueError(f"This {name} is already parallelised: call parallelize() once per model.")
     if getattr(getattr(model, "config", None), "is_amplify_history", False):
         raise ValueError(
             f"{name} with is_amplify_history=True amplifies the first keys by their position, "
@@ -43,7 +43,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_attentions(model: nn.Module, plan: ModelPlan, degree: int) -> None:
-    """ValueError for the first attention of the sharded part that cannot exchange heads."""
+    """Raises ValueError for the first attention of the sharded part that cannot exchange heads."""
     for name, module in model.named_modules():
         processor = getattr(module, "processor", None)
         if processor is None or plan.is_whole(name):
@@ -55,7 +55,9 @@ def check_attentions(model: nn.Module, plan: ModelPlan, degree: int) -> None:
 
 
 def check_hooks(model: nn.Module, plan: ModelPlan) -> None:
-    """ValueError for a diffusers hook that computes something else from a share of the tokens."""
+    """Raises ValueError for a diffusers hook that computes something else from a share of the
+    tokens.
+    """
     for name, module in model.named_modules():
         registry: Any = module.__dict__.get("_diffusers_hook")
         for hook in [] if registry is None else registry.hooks.values():
@@ -79,11 +81,11 @@ def _check_processor(name: str, processor: Any) -> None:
         return
     if "Fused" in kind:
         raise ValueError(
-            f"The attention {name!r} has fused QKV projections ({kind}), which know nothing of "
-            "Ulysses: call model.unfuse_qkv_projections() first."
+            f"The attention {name!r} has fused QKV projections ({kind}), which do not "
+            "support Ulysses: call model.unfuse_qkv_projections() first."
         )
     raise ValueError(
-        f"The attention {name!r} uses {kind}, which knows nothing of Ulysses and would attend "
+        f"The attention {name!r} uses {kind}, which does not support Ulysses and would attend "
         "to its own shard only: give it a processor that calls dispatch_attention_fn(..., "
         "parallel_config=self._parallel_config), or, if it runs on whole sequences, pass a "
         f"plan with {{{name!r}: None}}."
@@ -94,7 +96,7 @@ def _check_fused(name: str, module: nn.Module, processor: Any) -> None:
     is_fused = type(processor) in (FusedJointAttnProcessor2_0, UlyssesFusedJointAttnProcessor)
     if is_fused and getattr(module, "norm_q", None) is not None:
         raise ValueError(
-            f"diffusers' processor for the fused QKV projections of {name!r} leaves out the norms "
+            f"diffusers' processor for the fused QKV projections of {name!r} skips the norms "
             "of its queries and keys: call model.unfuse_qkv_projections()."
         )
 

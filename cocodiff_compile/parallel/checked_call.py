@@ -1,6 +1,7 @@
-"""Let a model look at itself before it is called.
+"""Makes a model check itself before every call.
 
-A hook would come too late: by then torch has fetched the `forward` that it is going to run.
+A hook would come too late: by then torch has already looked up the `forward` that it is going to
+run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _PREPARATION = "_cocodiff_preparation"
 
 
 def check_calls(model: nn.Module, preparation: Preparation) -> None:
-    """Make `model` one of a class that is its own but for `__call__`."""
+    """Gives `model` a subclass of its own class that overrides only `__call__`."""
     base = type(model)
 
     @skip_frame_of

@@ -1,4 +1,6 @@
-"""Find and replace an argument of a module's forward by name, however it was passed."""
+"""Finds and replaces an argument of a module's forward by name, whether it was passed by position
+or keyword.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ _ANY_ARGUMENTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWOR
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside of those that pass all arguments on to the only one they hold, as
-    `torch.compile(block)` does.
+    """Returns the module inside of wrappers that pass all arguments to the only module they hold,
+    as `torch.compile(block)` does.
     """
     while not ForwardArguments.of(module).positions and len(module._modules) == 1:
         (inner,) = module._modules.values()
@@ -26,7 +28,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class ForwardArguments:
-    """Positions are read once: Dynamo cannot trace inspect.signature of every forward."""
+    """Holds the positions of arguments. They are read once, because Dynamo cannot trace
+    inspect.signature.
+    """
 
     positions: Mapping[str, int]
 
@@ -37,7 +41,7 @@ class ForwardArguments:
         return cls({name: index for index, name in enumerate(named)})
 
     def get(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value passed, or None if it was left out."""
+        """Returns the value passed, or None if it was omitted."""
         if name in kwargs:
             return kwargs[name]
         position = self.positions[name]

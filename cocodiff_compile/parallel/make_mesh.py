@@ -1,4 +1,4 @@
-"""The Ulysses degree and the device mesh that diffusers wants for it."""
+"""Determines the Ulysses degree and makes the device mesh that diffusers needs for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 def resolve_degree(ulysses_degree: int | None, mesh: DeviceMesh | None) -> int:
-    """The degree asked for by number, by mesh or by default; ValueError if no group can have it."""
+    """Returns the degree given by number, by mesh or by default. Raises ValueError if no group can
+    have it.
+    """
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
             "The process group is not initialised: call torch.distributed.init_process_group() on "
@@ -28,7 +30,9 @@ def resolve_degree(ulysses_degree: int | None, mesh: DeviceMesh | None) -> int:
 
 
 def make_mesh(model: nn.Module, degree: int) -> DeviceMesh:
-    """Neighbouring ranks form a Ulysses group; every rank must call this, in the same order."""
+    """Returns a mesh in which neighbouring ranks form a Ulysses group. Every rank must call this,
+    in the same order.
+    """
     device_type = next(model.parameters()).device.type
     shape = (dist.get_world_size() // degree, 1, degree)
     names = ("data", "ring", "ulysses")
@@ -39,7 +43,9 @@ def make_mesh(model: nn.Module, degree: int) -> DeviceMesh:
 
 @contextmanager
 def at_least_one_device() -> Iterator[None]:
-    """diffusers divides by the number of accelerators, which is 0 on a CPU-only machine."""
+    """Makes torch report at least one accelerator: diffusers divides by their number, which is 0 on
+    a CPU-only machine.
+    """
     device_count = torch.accelerator.device_count
     if device_count() > 0:
         yield

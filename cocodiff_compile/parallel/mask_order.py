@@ -1,4 +1,4 @@
-"""Order the columns of a joint attention mask as the exchange orders the tokens.
+"""Orders the columns of a joint attention mask as the exchange orders the tokens.
 
 A model builds its joint mask in the order of the whole sequence, here with T text and I image
 tokens on two ranks:
@@ -9,9 +9,9 @@ Each rank joins its own shards, and the all-to-all joins the ranks:
 
     tokens  [txt0 img0 | txt1 img1]
 
-The mask is known to every rank, so ordering it needs no communication. Where tokens are padded to
-divide, the mask is padded alike: the attention drops those columns with their keys, and a padded
-query may read anything.
+Every rank knows the mask, so that ordering it needs no communication. Where tokens are padded to
+divide, the mask is padded too: the attention drops those columns with their keys, and nothing reads
+the result of a padded query.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from cocodiff_compile.parallel.token_padding import IMAGE, TEXT, TokenPadding
 
 @dataclass(frozen=True)
 class JointMask:
-    """Where a joint mask enters; `module` may be a ModuleList, which means each of its modules."""
+    """Describes where a joint mask enters. `module` may be a ModuleList, which means each of its
+    modules.
+    """
 
     module: str
     text_first: bool
@@ -46,7 +48,7 @@ def interleave_ranks(
     degree: int,
     pads: tuple[int, int] = (0, 0),
 ) -> torch.Tensor:
-    """[..., degree * (first + second)], all first before all second, to rank by rank.
+    """Reorders [..., degree * (first + second)] from all first before all second to rank by rank.
 
     `num_first` and `num_second` count the tokens of one rank; `mask` lacks the last `pads` of each.
     """
@@ -65,7 +67,7 @@ def interleave_ranks(
 
 
 def extend_mask(mask: torch.Tensor, pad: int) -> torch.Tensor:
-    """`pad` more columns, which let everything through as ones in a mask that multiplies do."""
+    """Appends `pad` columns of ones, which mask nothing."""
     if pad == 0:
         return mask
     return torch.cat([mask, mask.new_ones((*mask.shape[:-1], pad))], dim=-1)
@@ -74,7 +76,9 @@ def extend_mask(mask: torch.Tensor, pad: int) -> torch.Tensor:
 def mask_hooks(
     model: nn.Module, masks: Sequence[JointMask], padding: TokenPadding
 ) -> list[tuple[str, nn.Module, TokenHook]]:
-    """Hooks for the modules that `masks` name; they run after the hooks that split the tokens."""
+    """Returns hooks for the modules that `masks` name; they run after the hooks that split the
+    tokens.
+    """
     hooks: list[tuple[str, nn.Module, TokenHook]] = []
     for joint in masks:
         module = model.get_submodule(joint.module)

@@ -1,8 +1,8 @@
-"""Where the tokens of each diffusers class are split and gathered.
+"""Defines where the tokens of each diffusers class are split and gathered.
 
-diffusers has a plan for some classes (`_cp_plan`). Here are those it has none for, and those whose
-own is wrong. A plan maps a module's name to what is split of its inputs or outputs, or to what is
-gathered of its outputs, or to None: the module runs on whole sequences.
+diffusers has a plan for some classes (`_cp_plan`). This module holds plans for classes that have
+none or a wrong one. A plan maps the name of a module to the inputs or outputs that are split, or to
+the outputs that are gathered, or to None for a module that runs on whole sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cocodiff_compile.parallel.streams import (
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """All that is done to a model; `prepare` makes it traceable in one graph."""
+    """Holds all changes to a model; `prepare` makes it traceable in one graph."""
 
     shards: Mapping[str, Any]
     whole: frozenset[str] = field(default_factory=frozenset)
@@ -42,20 +42,20 @@ class ModelPlan:
 
     @property
     def splits_inputs(self) -> bool:
-        """Whether tokens are split as they enter the model, and not further in."""
+        """Returns whether tokens are split as they enter the model, and not further inside."""
         splits = self.shards.get("", {})
         return any(
             self.streams is None or self.streams.split_at("", key) is not None for key in splits
         )
 
     def is_whole(self, module_name: str) -> bool:
-        """Whether the module, or one that holds it, runs on whole sequences."""
+        """Returns whether the module, or one that contains it, runs on whole sequences."""
         parts = module_name.split(".")
         return any(".".join(parts[: i + 1]) in self.whole for i in range(len(parts)))
 
 
 def plan_for(model: nn.Module, plan: Mapping[str, Any] | None) -> ModelPlan:
-    """The user's plan, else the shipped one; ValueError if there is none."""
+    """Returns the user's plan, else the shipped one. Raises ValueError if there is none."""
     name = type(model).__name__
     shipped = _SHIPPED.get(name, _Shipped())
     entries = plan
@@ -66,8 +66,9 @@ def plan_for(model: nn.Module, plan: Mapping[str, Any] | None) -> ModelPlan:
         entries = own
     if entries is None and own is not None:
         raise ValueError(
-            f"The context-parallel plan that diffusers has for {name} was never compared with one "
-            "process here: pass plan=model._cp_plan to use it, and compare the result once."
+            f"The context-parallel plan that diffusers has for {name} was never compared with "
+            "one process by this project: pass plan=model._cp_plan to use it, and compare the "
+            "result once."
         )
     if entries is None:
         raise ValueError(
@@ -213,7 +214,9 @@ def _z_image(model: nn.Module) -> Mapping[str, Any]:
 
 
 def _fill_z_image_rope(model: nn.Module) -> None:
-    """Its table is made at the first call, which a graph can neither trace nor keep."""
+    """Fills the RoPE table, which the model would make at its first call, where a graph can neither
+    trace nor keep it.
+    """
     rope: Any = model.rope_embedder
     if rope.freqs_cis is None:
         device = next(model.parameters()).device

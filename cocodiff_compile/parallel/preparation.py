@@ -1,14 +1,14 @@
-"""What `parallelize` did to a model, kept true from call to call.
+"""Keeps the changes of `parallelize` to a model valid from call to call.
 
 Ordinary diffusers calls change a model afterwards: `set_attn_processor` and `fuse_qkv_projections`
-bring processors that know nothing of the ranks, an adapter wraps the module that gathers the
-tokens, `enable_cache` brings hooks that decide from what this rank holds. Before every call the
-parts that matter are compared with what was there last time. If something else is there, the model
-is prepared anew as it is now, or refused with the reason.
+install processors that do not support Ulysses, an adapter wraps the module that gathers the tokens,
+`enable_cache` installs hooks that decide from this rank's tokens. Before every call the relevant
+parts are compared with those of the last call. If anything differs, the model is prepared again as
+it is now, or refused with the reason.
 
-The comparison is made outside of compiled code, by the model's `__call__`: no graph holds it. Where
-that is traced itself, in a function around the model, it is made while tracing; Dynamo traces again
-when a processor or a module that it read is another one.
+The comparison is made outside of compiled code, by the model's `__call__`, so that no graph
+contains it. Where `__call__` itself is traced, in a function around the model, the comparison is
+made while tracing; Dynamo traces again when a processor or a module that it read is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cocodiff_compile.parallel.uneven_attention import UlyssesConfig
 
 
 class Preparation(TokenHook):
-    """The processors and hooks that make one model run on several ranks."""
+    """Installs the processors and hooks that make one model run on several ranks."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class Preparation(TokenHook):
         self._attentions: list[nn.Module] = []
         self._seen: list[Any] = []
         self.is_current = False
-        """Whether the model was looked at for the call that is under way."""
+        """Whether the model was checked for the call that is in progress."""
         self._prepare(plan_for(model, user_plan))
 
     def pre_forward(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """For whoever calls the model's `forward` itself."""
+        """Checks the model where `forward` is called directly."""
         if not self.is_current:
             self.renew()
         return args, kwargs
 
     @skip_frame_of
     def renew(self) -> None:
-        """Prepare the model anew if it was changed; ValueError if that cannot be done."""
+        """Prepares the model again if it was changed. Raises ValueError if that is not possible."""
         if torch.compiler.is_dynamo_compiling():
             reason = self._renew_while_tracing()
         else:
@@ -81,7 +81,7 @@ class Preparation(TokenHook):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _renew(self) -> str | None:
-        now = self._look()
+        now = self._snapshot()
         if len(now) == len(self._seen) and all(map(_is_same, now, self._seen)):
             return None
         try:
@@ -108,10 +108,12 @@ class Preparation(TokenHook):
         self._watched = list(_watched(self._model, [module for _, module, _ in hooks]))
         self._attentions = [module for module in self._watched if _is_attention(module)]
         make_decisions_common(self._watched, self._config, self._padding)
-        self._seen = self._look()
+        self._seen = self._snapshot()
 
     def _give_configs(self, plan: ModelPlan) -> None:
-        """Tell every attention that exchanges heads the groups, and whose tokens its keys are."""
+        """Gives every attention that exchanges heads its groups, and the streams that its keys
+        consist of.
+        """
         for name, module in self._model.named_modules():
             processor: Any = getattr(module, "processor", None)
             if not hasattr(processor, "_parallel_config") or plan.is_whole(name):
@@ -127,8 +129,8 @@ class Preparation(TokenHook):
                 module.processor = processor = copy.copy(processor)
             processor._parallel_config = wanted
 
-    def _look(self) -> list[Any]:
-        """All that a later call may have replaced, in a fixed order."""
+    def _snapshot(self) -> list[Any]:
+        """Returns everything that a later call may have replaced, in a fixed order."""
         seen: list[Any] = [_AttentionBackendRegistry.get_active_backend()[0]]
         for module in self._watched:
             state = module.__dict__
@@ -146,7 +148,7 @@ class Preparation(TokenHook):
 
 
 def check_prepared(model: nn.Module, plan: ModelPlan, degree: int) -> None:
-    """ValueError, with the model untouched, for what Ulysses would compute wrongly."""
+    """Raises ValueError, with the model unchanged, if Ulysses would compute it wrongly."""
     check_shards(model, plan.shards)
     check_attentions(model, plan, degree)
     check_hooks(model, plan)
@@ -161,7 +163,9 @@ def _is_same(now: Any, seen: Any) -> bool:
 
 
 def _watched(model: nn.Module, hooked: list[nn.Module]) -> Iterator[nn.Module]:
-    """The attentions with their projections, the hooked modules, and all that hold them."""
+    """Returns the attentions with their projections, the hooked modules, and all modules that
+    contain them.
+    """
     by_name = dict(model.named_modules())
     names = {name for name, module in by_name.items() if module in hooked}
     for name, module in by_name.items():

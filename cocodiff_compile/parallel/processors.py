@@ -1,4 +1,6 @@
-"""Attention processors that exchange heads, for classes whose own do not, or do it wrongly."""
+"""Defines attention processors that exchange heads, for classes whose own do not, or do it
+wrongly.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class _UlyssesProcessor:
         value: torch.Tensor,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[batch, tokens, heads, head size] in, [batch, tokens, channels] out."""
+        """Returns [batch, tokens, channels] from operands [batch, tokens, heads, head size]."""
         out: torch.Tensor = dispatch_attention_fn(
             query,
             key,
@@ -56,7 +58,7 @@ class _UlyssesProcessor:
 
 
 class UlyssesJointAttnProcessor(_UlyssesProcessor):
-    """SD3's JointAttnProcessor2_0, which calls SDPA itself, with heads exchanged."""
+    """Replaces SD3's JointAttnProcessor2_0, which calls SDPA itself, and exchanges heads."""
 
     def _image_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return _image_legs(attn, x)
@@ -88,7 +90,9 @@ class UlyssesJointAttnProcessor(_UlyssesProcessor):
 
 
 class UlyssesFusedJointAttnProcessor(UlyssesJointAttnProcessor):
-    """FusedJointAttnProcessor2_0, which projects all three in one matmul, with heads exchanged."""
+    """Replaces FusedJointAttnProcessor2_0, which projects all three in one matmul, and exchanges
+    heads.
+    """
 
     def _image_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return _legs(attn, attn.to_qkv(x).chunk(3, dim=-1))
@@ -115,9 +119,9 @@ def _legs(
 
 
 class UlyssesLTXAttnProcessor(_UlyssesProcessor):
-    """LTXVideoAttnProcessor, but a mask keeps one head and its whole length.
+    """Replaces LTXVideoAttnProcessor, but a mask keeps one head and its whole length.
 
-    The stock one repeats the mask for all heads, while a rank holds only its share of them.
+    The stock processor repeats the mask for all heads, while a rank holds only its share of them.
     """
 
     def __call__(
@@ -143,7 +147,7 @@ class UlyssesLTXAttnProcessor(_UlyssesProcessor):
 
 
 class UlyssesLTX2AttnProcessor(_UlyssesProcessor):
-    """LTX2AudioVideoAttnProcessor, but a mask keeps one head and its whole length."""
+    """Replaces LTX2AudioVideoAttnProcessor, but a mask keeps one head and its whole length."""
 
     def __call__(
         self,
@@ -184,7 +188,7 @@ class UlyssesLTX2AttnProcessor(_UlyssesProcessor):
 
 
 class UlyssesLTX2PerturbedAttnProcessor(UlyssesLTX2AttnProcessor):
-    """LTX2PerturbedAttnProcessor, likewise."""
+    """Replaces LTX2PerturbedAttnProcessor in the same way."""
 
     def __call__(
         self,
@@ -220,10 +224,11 @@ def _gate_and_project(attn: Any, out: torch.Tensor, hidden_states: torch.Tensor)
 
 
 class UlyssesQwenAttnProcessor(_UlyssesProcessor):
-    """QwenDoubleStreamAttnProcessor2_0, but a text mask comes whole, as every rank has it.
+    """Replaces QwenDoubleStreamAttnProcessor2_0, but takes the whole text mask, which every rank
+    has.
 
-    The stock one takes this rank's share and gathers the rest over the network in every block, into
-    a buffer of booleans that Inductor's C++ code generation fails on.
+    The stock processor takes this rank's share and gathers the rest over the network in every
+    block, into a buffer of booleans on which Inductor's C++ code generation fails.
     """
 
     def __call__(
@@ -256,7 +261,9 @@ class UlyssesQwenAttnProcessor(_UlyssesProcessor):
     def _joint_mask(
         self, text_mask: torch.Tensor | None, num_text: int, num_image: int
     ) -> torch.Tensor | None:
-        """[batch, 1, 1, tokens], rank by rank as after the exchange; images are never masked."""
+        """Returns a mask [batch, 1, 1, tokens], rank by rank as after the exchange; images are
+        never masked.
+        """
         if text_mask is None:
             return None
         degree = self._parallel_config.context_parallel_config.ulysses_degree
@@ -284,7 +291,9 @@ REPLACED: Mapping[type, type[_UlyssesProcessor]] = {
 
 
 def _register_for_hooks() -> None:
-    """Let diffusers' hooks that skip an attention treat our processors as those they replace."""
+    """Makes diffusers' hooks that skip an attention treat these processors like those they
+    replace.
+    """
     AttentionProcessorRegistry._register()
     for stock, ours in REPLACED.items():
         if stock in AttentionProcessorRegistry._registry:
@@ -293,7 +302,9 @@ def _register_for_hooks() -> None:
 
 
 def replace_processors(model: nn.Module, plan: ModelPlan) -> None:
-    """Give every attention of the sharded part whose stock processor we replace one of ours."""
+    """Replaces the stock processors of the sharded part's attentions where `REPLACED` has another
+    one.
+    """
     _register_for_hooks()
     for name, module in model.named_modules():
         stock: Any = getattr(module, "processor", None)

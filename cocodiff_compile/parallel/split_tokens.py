@@ -1,7 +1,8 @@
-"""Split and gather tokens where a plan says so; what does not divide is padded, or named.
+"""Splits and gathers tokens where a plan says so, and pads tokens that do not divide, or refuses
+them.
 
-diffusers has the same split hook; it reads a forward's signature while running, which Dynamo cannot
-trace in one graph, fails on an argument left at its default, and raises a bare assertion.
+diffusers has the same split hook, but it reads a forward's signature while running, which Dynamo
+cannot trace in one graph, fails on an argument left at its default, and raises a bare assertion.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _GRADIENTS_ARE_ON = (
 
 
 def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
-    """ValueError if a plan names a module, or an argument of its forward, that is not there."""
+    """Raises ValueError if a plan names a module, or an argument of its forward, that does not
+    exist.
+    """
     for pattern, entry in shards.items():
         names = [k for k in entry if isinstance(k, str)] if isinstance(entry, Mapping) else []
         for module in _modules(model, pattern):
@@ -42,7 +45,7 @@ def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
 def token_hooks(
     model: nn.Module, plan: ModelPlan, config: ContextParallelConfig, padding: TokenPadding
 ) -> list[tuple[str, nn.Module, TokenHook]]:
-    """A hook for every module that the plan names, with a key that stays its own."""
+    """Returns a hook for every module that the plan names, with a stable key."""
     return [
         (f"{pattern}[{index}]", module, _hook_for(pattern, module, plan, config, padding))
         for pattern in plan.shards
@@ -51,8 +54,8 @@ def token_hooks(
 
 
 def _modules(model: nn.Module, pattern: str) -> list[nn.Module]:
-    found = _get_submodule_by_name(model, pattern)
-    return list(map(unwrapped, found if isinstance(found, list) else [found]))
+    modules = _get_submodule_by_name(model, pattern)
+    return list(map(unwrapped, modules if isinstance(modules, list) else [modules]))
 
 
 def _hook_for(
@@ -73,7 +76,7 @@ def _hook_for(
 
 
 class GatherTokensHook(TokenHook):
-    """Join the ranks' shares of a module's outputs, and cut off what padded the `stream`."""
+    """Joins the ranks' shares of a module's outputs, and cuts off the padding of the `stream`."""
 
     def __init__(
         self,
@@ -111,12 +114,13 @@ def _cut_end(tensor: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
 
 
 class SplitTokensHook(TokenHook):
-    """Keep this rank's share of the inputs (named) and outputs (numbered) that `splits` lists.
+    """Keeps this rank's share of the inputs (named) and outputs (numbered) that `splits` lists.
 
     A tensor whose number of dims is not the expected one is passed on whole, as in diffusers: a
     timestep may be one number per sample or one per token. Tokens that do not divide are padded
-    with zeros; `streams` says which of `splits` are the tokens themselves, and not something per
-    token. Without it no attention could tell padding from tokens, and they are refused.
+    with zeros. `streams` says which of `splits` are the tokens themselves, rather than values per
+    token; without it an attention could not distinguish padding from tokens, and such tokens are
+    refused.
     """
 
     def __init__(
@@ -161,14 +165,18 @@ class SplitTokensHook(TokenHook):
         return tuple(shares)
 
     def _note(self, key: Any, value: Any, split: Any) -> None:
-        """Tell the attentions and the gathering hook how many tokens a stream has in this call."""
+        """Records how many tokens a stream has in this call, for the attentions and the gathering
+        hook.
+        """
         stream = None if self.streams is None else self.streams[key]
         if stream is not None:
             num_tokens = value.shape[split.split_dim] if _is_split(value, split) else None
             self.padding.set(stream, num_tokens)
 
     def _is_alike_for_all(self, name: str, value: Any, split: Any) -> bool:
-        """Whether one entry, such as a timestep, serves all tokens and is no token itself."""
+        """Returns whether one entry, such as a timestep, serves all tokens and is no token
+        itself.
+        """
         is_stream = self.streams is None or self.streams[name] is not None
         return not is_stream and _is_split(value, split) and value.shape[split.split_dim] == 1
 
@@ -192,8 +200,8 @@ class SplitTokensHook(TokenHook):
         if pad and self.streams is None:
             raise ValueError(
                 f"{name!r} of {self.module_name!r} has {num_tokens} tokens, which do not divide by "
-                f"the Ulysses degree {degree}, and where a plan of your own, or one of diffusers' "
-                "that is not known here, would put their padding cannot be told: pad it to a "
+                f"the Ulysses degree {degree}, and neither a plan of your own nor one of "
+                "diffusers says which attentions would see their padding: pad it to a "
                 f"multiple of {degree}, choose another resolution, or a degree that divides it."
             )
         padded = pad_end(value, split.split_dim, pad)

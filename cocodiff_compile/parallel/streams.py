@@ -1,7 +1,8 @@
-"""Which sequences of tokens a model has, where they are split and gathered, what keys are made of.
+"""Defines the token streams of each model: where they are split and gathered, and which of them
+keys consist of.
 
-Needed where tokens do not divide by the degree only: padding is then a part of every key and value,
-and an attention sees rows without names.
+They are needed only where tokens do not divide by the degree: padding is then a part of every key
+and value, and an attention cannot recognise it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TokenStreams:
-    """`splits`: (module, input or output) to the stream that is split there. What a plan splits
-    beside these has one entry per token of a stream. `gathers`: modules, as a regular expression of
-    names, and the stream gathered there. `keys`: attentions, likewise, and the streams that a rank
-    joins to its keys, in order.
+    """Describes the streams of a model. `splits` maps (module, input or output) to the stream that
+    is split there; anything else that a plan splits has one entry per token of a stream. `gathers`
+    maps modules, as a regular expression of names, to the stream gathered there. `keys` maps
+    attentions, likewise, to the streams that a rank joins to its keys, in order.
     """
 
     splits: Mapping[tuple[str, str | int], str]
@@ -42,7 +43,9 @@ class TokenStreams:
         return _first_match(self.gathers, module)
 
     def keys_of(self, attention: str, processor: Any) -> tuple[str, ...] | None:
-        """None if it is not known, as for adapters that attend to more than the model's tokens."""
+        """Returns the streams of an attention's keys; None if unknown, as for adapters that attend
+        to more than the model's tokens.
+        """
         if "IPAdapter" in type(processor).__name__:
             return None
         return _first_match(self.keys, attention)

@@ -1,9 +1,9 @@
-"""Run something around a module's `forward`, outermost, whoever else wraps it or puts it back.
+"""Runs hooks around a module's `forward`, outermost, whatever else wraps or restores it.
 
 A cache of diffusers that is enabled later wraps `forward` again, and must see this rank's share of
-the tokens; accelerate puts back the `forward` that it found. Either is seen before the next call,
-and wrapped once more. A wrapper that is no longer outermost is switched off, not taken out: nobody
-knows what holds it.
+the tokens; accelerate restores the `forward` that it found. Both are detected before the next call,
+and `forward` is wrapped once more. A wrapper that is no longer outermost is switched off rather
+than removed, since something else may hold it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 class TokenHook:
-    """What is done with a module's inputs and outputs; by default nothing."""
+    """Defines what happens to a module's inputs and outputs; by default nothing."""
 
     def pre_forward(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -28,7 +28,7 @@ class TokenHook:
 
 
 class HookedForward:
-    """A module's `forward` with hooks around it, the first of them outermost."""
+    """Wraps a module's `forward` with hooks, the first of them outermost."""
 
     def __init__(self, module: nn.Module, hooks: Sequence[TokenHook]) -> None:
         self.is_on = True
@@ -57,15 +57,15 @@ def _run(forward: HookedForward, *args: Any, **kwargs: Any) -> Any:
 
 
 class HookedModules:
-    """The modules of a model that have hooks."""
+    """Manages the hooks on the modules of a model."""
 
     def __init__(self) -> None:
         self._forwards: list[tuple[nn.Module, tuple[str, ...], HookedForward]] = []
 
     def hook(self, wanted: Sequence[tuple[str, nn.Module, TokenHook]]) -> None:
-        """Let the hooks `wanted` run, in this order, and no others.
+        """Makes the hooks `wanted` run, in this order, and no others.
 
-        A hook is known by its key: one of the same key on the same module is kept.
+        A hook is identified by its key: one with the same key on the same module is kept.
         """
         modules = list(dict.fromkeys(module for _, module, _ in wanted))
         for _, _, forward in self._forwards:

@@ -1,7 +1,8 @@
-"""Zeros that make tokens divide by the Ulysses degree, and where they lie after the exchange.
+"""Pads tokens with zeros so that they divide by the Ulysses degree, and finds the padding after the
+exchange.
 
-They are added behind the last token of a whole sequence; then every rank takes its share. Five text
-and seven image tokens on four ranks, `.` for a row of zeros:
+Zeros are appended to a whole sequence; then every rank takes its share. Five text and seven image
+tokens on four ranks, `.` for a row of zeros:
 
     text  [a b | c d | e . | . .]          image  [A B | C D | E F | G .]
 
@@ -9,7 +10,7 @@ Attention over both gathers the ranks' rows one after the other:
 
     keys  [a b A B | c d C D | e . E F | . . G .]      real rows 0-9, 10-12 and 14-15
 
-Padded keys and values are dropped there; padded queries compute something nobody reads.
+Padded keys and values are dropped there; nothing reads the results of padded queries.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from cocodiff_compile.ir.layout import Size
 TEXT, IMAGE = "text", "image"
 
 Span: TypeAlias = "tuple[Size, Size]"
-"""First and one past the last row."""
+"""The first row, and one past the last."""
 
 
 class TokenPadding:
-    """What one model's tokens are padded by in the call that is under way, by stream.
+    """Holds the padding of one model's tokens in the call that is in progress, by stream.
 
-    The hook that splits a stream writes here, every time; the attentions and the hook that gathers
-    read. Several parallelised models have one each. It is state because nothing that reaches an
-    attention through the model's own code could carry it; a compiled block guards on the numbers it
-    read, and the calls of one model follow each other, or its collectives would mix already.
+    The hook that splits a stream writes it at every call; the attentions and the gathering hook
+    read it. Each parallelised model has its own. It is state because nothing that reaches an
+    attention through the model's own code could carry it. A compiled block guards on the numbers it
+    read, and calls of one model do not overlap, since their collectives would mix.
     """
 
     def __init__(self, degree: int, streams: Iterable[str]) -> None:
@@ -47,13 +48,13 @@ class TokenPadding:
         return tuple(self._padded)
 
     def set(self, stream: str, num_tokens: Size | None) -> None:
-        """`num_tokens` of the whole sequence, None if the stream is not split in this call."""
+        """Sets the tokens of the whole sequence; None if the stream is not split in this call."""
         self._padded[stream] = None
         if num_tokens is not None and (pad := missing(num_tokens, self.degree)):
             self._padded[stream] = ((num_tokens + pad) // self.degree, pad)
 
     def pad_of(self, stream: str) -> int:
-        """Rows of zeros behind the stream's last token."""
+        """Returns the number of rows of zeros after the stream's last token."""
         padded = self._padded[stream]
         return 0 if padded is None else padded[1]
 
@@ -61,9 +62,9 @@ class TokenPadding:
         return any(self._padded[stream] is not None for stream in streams)
 
     def real_share(self, stream: str, num_local: int, rank: int) -> int:
-        """How many of the `num_local` rows that `rank` has of a stream are tokens.
+        """Returns how many of the `num_local` rows that `rank` has of a stream are tokens.
 
-        ValueError if the rows are not the rank's share of it.
+        Raises ValueError if the rows are not the rank's share of it.
         """
         if not self.is_padded(self.streams):
             return num_local
@@ -77,10 +78,11 @@ class TokenPadding:
         return max(0, min(num_local, num_local * (self.degree - rank) - pad))
 
     def real_rows(self, streams: Sequence[str], num_local: Size) -> list[Span]:
-        """Where real tokens lie after an exchange that gathered `num_local` rows of every rank.
+        """Returns where real tokens are after an exchange that gathered `num_local` rows of every
+        rank.
 
-        A rank's rows are those of its shares of `streams`, in this order. ValueError if they are
-        not: the attention reads something else than what was split.
+        A rank's rows must be those of its shares of `streams`, in this order. Raises ValueError if
+        they are not, since the attention then reads something other than what was split.
         """
         padded = [self._padded[stream] for stream in streams]
         known = [share_and_pad[0] for share_and_pad in padded if share_and_pad is not None]
@@ -96,43 +98,43 @@ class TokenPadding:
 
 
 def missing(num_tokens: Size, degree: int) -> int:
-    """How many tokens are missing to the next multiple of `degree`.
+    """Returns how many tokens are missing to the next multiple of `degree`.
 
-    Found by comparing, not computed: it is a constant where `num_tokens` is symbolic, and the sum
-    of both is known to divide. A graph serves one remainder.
+    It is found by comparing, not computed, so that it is a constant where `num_tokens` is symbolic,
+    and the sum of both is known to divide. A graph serves one remainder.
     """
     for pad in range(degree):
         if (num_tokens + pad) % degree == 0:
             return pad
-    raise ValueError(f"{degree} ranks are no number of ranks")
+    raise ValueError(f"a degree of {degree}; allowed: 1 or more")
 
 
 def pad_end(tensor: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
-    """`pad` zeros behind the last element of `dim`."""
+    """Appends `pad` zeros after the last element of `dim`."""
     behind = tensor.dim() - 1 - dim % tensor.dim()
     return functional.pad(tensor, [0, 0] * behind + [0, pad]) if pad else tensor
 
 
 def real_rows(streams: Sequence[tuple[Size, int]], degree: int) -> list[Span]:
-    """Runs of real rows, given each stream's (share, pad)."""
+    """Returns the spans of real rows, given each stream's (share, pad)."""
     padded = [_padded_by_rank(share, pad, degree) for share, pad in streams]
     spans: list[Span] = []
     start: Size = 0
-    place: Size = 0
+    row: Size = 0
     holds_tokens = False
     for rank in range(degree):
         for (share, _), by_rank in zip(streams, padded, strict=True):
             num_padded = by_rank[rank]
-            place = place + share
+            row = row + share
             holds_tokens = holds_tokens or num_padded == 0 or bool(share != num_padded)
             if num_padded:
-                spans += [(start, place - num_padded)] if holds_tokens else []
-                start, holds_tokens = place, False
-    return spans + ([(start, place)] if holds_tokens else [])
+                spans += [(start, row - num_padded)] if holds_tokens else []
+                start, holds_tokens = row, False
+    return spans + ([(start, row)] if holds_tokens else [])
 
 
 def _padded_by_rank(share: Size, pad: int, degree: int) -> list[int]:
-    """The last rank's share is filled with padding first."""
+    """Returns the padded rows of each rank; the last rank's share is filled with padding first."""
     counts: list[int] = []
     for _ in range(degree):
         counts.insert(0, _at_most(share, pad - sum(counts)))
@@ -140,7 +142,7 @@ def _padded_by_rank(share: Size, pad: int, degree: int) -> list[int]:
 
 
 def _at_most(share: Size, bound: int) -> int:
-    """The smaller of both, as a constant."""
+    """Returns the smaller of both, as a constant."""
     for number in range(1, bound):
         if share == number:
             return number
@@ -148,6 +150,6 @@ def _at_most(share: Size, bound: int) -> int:
 
 
 def keep_rows(tensor: torch.Tensor, dim: int, spans: Sequence[Span]) -> torch.Tensor:
-    """The rows of `dim` that lie in `spans`."""
+    """Returns the rows of `dim` that lie in `spans`."""
     parts = [tensor.narrow(dim, start, stop - start) for start, stop in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

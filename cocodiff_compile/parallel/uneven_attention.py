@@ -1,9 +1,9 @@
-"""Ulysses attention for tokens or heads that do not divide by the degree, under any processor.
+"""Runs Ulysses attention for tokens or heads that do not divide by the degree, under any processor.
 
-A processor passes its `_parallel_config` through diffusers' `dispatch_attention_fn` to an attention
-backend. `accept_uneven` puts a function in front of every backend that can run Ulysses: it takes
-over where the config is one of ours and something does not divide, and hands everything else on as
-it came, so that an even call, or another model, traces to the same graph as without it.
+A processor passes its `_parallel_config` through diffusers' `dispatch_attention_fn` to a diffusers
+attention backend. `accept_uneven` wraps every such backend that can run Ulysses: the wrapper takes
+over where the config is a `UlyssesConfig` and something does not divide, and passes every other
+call on unchanged, so that an even call, or another model, traces to the same graph as without it.
 
     [B, S, H, D] -> pad heads -> exchange -> [B, N, h, D] -> drop padded keys and values
                  -> the backend, as on one process -> exchange -> drop padded heads -> [B, S, H, D]
@@ -37,7 +37,7 @@ _IS_OURS = "_cocodiff_accepts_uneven"
 
 @dataclass
 class SharedRanks(ContextParallelConfig):  # type: ignore[misc]
-    """The groups of a parallelised model; a copy of the model runs on the same ones."""
+    """Holds the groups of a parallelised model; a deep copy of the model uses the same groups."""
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> SharedRanks:
         return self
@@ -45,14 +45,16 @@ class SharedRanks(ContextParallelConfig):  # type: ignore[misc]
 
 @dataclass
 class UlyssesConfig(ParallelConfig):  # type: ignore[misc]
-    """What an attention of a parallelised model is given: the groups, and what its keys hold."""
+    """Configures an attention of a parallelised model: its groups, and what its keys consist of."""
 
     padding: TokenPadding = field(default_factory=lambda: TokenPadding(1, ()))
     key_streams: tuple[str, ...] | None = None
-    """Whose shares make up a rank's keys, in order; None if nobody said."""
+    """The streams whose shares make up a rank's keys, in order; None if unknown."""
 
     def has_padded_keys(self) -> bool:
-        """ValueError where some tokens are padded and it is not known whether keys are."""
+        """Returns whether keys are padded. Raises ValueError if some tokens are padded and that is
+        unknown.
+        """
         if self.key_streams is not None:
             return self.padding.is_padded(self.key_streams)
         if self.padding.is_padded(self.padding.streams):
@@ -65,7 +67,9 @@ class UlyssesConfig(ParallelConfig):  # type: ignore[misc]
 
 
 def accept_uneven() -> None:
-    """Put ours in front of every backend that can run Ulysses; once per backend and process."""
+    """Wraps every attention backend of diffusers that can run Ulysses, once per backend and
+    process.
+    """
     registry = _AttentionBackendRegistry
     for value in sorted(registry._supports_context_parallel):
         name = AttentionBackendName(value)
@@ -118,7 +122,7 @@ def _refuse_unsupported(call: dict[str, Any]) -> None:
 
 
 def _real_keys(config: UlyssesConfig, num_local: int) -> list[Span]:
-    """None to drop if empty."""
+    """Returns the spans of real keys; an empty list if no key is padded."""
     if not config.has_padded_keys():
         return []
     return config.padding.real_rows(config.key_streams or (), num_local)
@@ -127,9 +131,10 @@ def _real_keys(config: UlyssesConfig, num_local: int) -> list[Span]:
 def fit_mask(
     mask: torch.Tensor, spans: Sequence[Span], num_queries: int, num_keys: int
 ) -> torch.Tensor:
-    """A mask over all keys, padded ones among them, or over the real ones, to one over the latter.
+    """Returns a mask over the real keys, from one over all keys, padded ones included, or over the
+    real ones.
 
-    ValueError for a mask of this rank's share, or one with a row per real query.
+    Raises ValueError for a mask of this rank's share, or one with a row per real query.
     """
     if mask.dim() > 2 and mask.shape[-2] not in (1, num_queries):
         raise ValueError(
@@ -150,7 +155,7 @@ def fit_mask(
 
 
 def _gather_tokens(x: torch.Tensor, degree: int, group: Any) -> torch.Tensor:
-    """[B, S, H, D] of every rank to [B, N, h, D]; heads are padded to divide."""
+    """Exchanges [B, S, H, D] of every rank to [B, N, h, D]; heads are padded to divide."""
     x = pad_end(x, 2, missing(x.shape[2], degree))
     batch, tokens, heads, size = x.shape
     packed = x.reshape(batch, tokens, degree, heads // degree, size).permute(2, 1, 0, 3, 4)
@@ -159,7 +164,7 @@ def _gather_tokens(x: torch.Tensor, degree: int, group: Any) -> torch.Tensor:
 
 
 def _gather_heads(x: torch.Tensor, degree: int, group: Any) -> torch.Tensor:
-    """[B, N, h, D] to [B, S, H, D], padded heads among them."""
+    """Exchanges [B, N, h, D] to [B, S, H, D], padded heads included."""
     batch, tokens, heads, size = x.shape
     packed = x.reshape(batch, degree, tokens // degree, heads, size).permute(1, 3, 0, 2, 4)
     received = _all_to_all_single(packed.contiguous(), group)

@@ -108,7 +108,7 @@ def probe(
 
 
 _Readings: TypeAlias = "dict[float, list[list[float]]]"
-"""By size: readings, each with the seconds of every phase."""
+"""The readings of each size, each with the seconds of every phase."""
 
 
 def _first_readings(bench: _Bench, budget_s: float) -> _Readings:

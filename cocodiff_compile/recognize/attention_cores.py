@@ -1,4 +1,4 @@
-"""Finds every attention computation of a graph: as one fused op, or as matmul, softmax, matmul."""
+"""Finds every attention of a graph: as one fused op, or as matmul, softmax, matmul."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cocodiff_compile.recognize.walk import between, walk_back
 
 @dataclass(frozen=True)
 class Operand:
-    """What an attention takes as query, key or value, and which of its dims means what."""
+    """Describes a query, key or value of an attention, and the meaning of its dims."""
 
     node: Node
     head_dim: int
@@ -35,7 +35,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """One attention: operands by role, the tensor it returns, and the dim of tokens in that."""
+    """Describes one attention: its operands by role, the tensor it returns, and the token dim of
+    that tensor.
+    """
 
     form: Literal["fused", "decomposed"]
     nodes: tuple[Node, ...]
@@ -47,11 +49,11 @@ class AttentionCore:
     mask: Node | None
     is_causal: bool
     unsupported: str = ""
-    """Why no pass may touch it, whatever is around it."""
+    """Why no pass may change it, whatever surrounds it."""
 
 
 def find_attention_cores(graph: Graph) -> list[AttentionCore]:
-    """All attentions in graph order."""
+    """Returns all attentions in graph order."""
     cores = []
     for node in graph.nodes:
         if node.op != "call_function":
@@ -98,7 +100,9 @@ def _first_result(node: Node) -> Node:
 
 
 def _decomposed_core(second: Node) -> AttentionCore | None:
-    """softmax(Q K^T) V ending in `second`, or None if this matmul is no attention's second one."""
+    """Returns softmax(Q K^T) V ending in `second`, or None if this matmul is not the second one of
+    an attention.
+    """
     weights, value = matmul_operands(second)
     scores = [
         reached

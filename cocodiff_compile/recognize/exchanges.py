@@ -1,4 +1,4 @@
-"""The all-to-alls of a graph, and those around one attention."""
+"""Finds the all-to-alls of a graph, and those around one attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cocodiff_compile.recognize.walk import Reached, are_inputs, walk_back, walk
 
 @dataclass(frozen=True)
 class Exchanges:
-    """The all-to-alls of a graph, found by their first and by their last node."""
+    """Holds the all-to-alls of a graph, by their first and by their last node."""
 
     by_start: Mapping[Node, AllToAll]
     by_wait: Mapping[Node, AllToAll]
@@ -31,22 +31,24 @@ class Exchanges:
     @classmethod
     def of(cls, graph: Graph) -> Exchanges:
         starts = graph.find_nodes(op="call_function", target=ALL_TO_ALL)
-        parsed = [found for start in starts if (found := parse_all_to_all(start)) is not None]
+        parsed = [item for start in starts if (item := parse_all_to_all(start)) is not None]
         return cls({item.start: item for item in parsed}, {item.wait: item for item in parsed})
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Which exchanges an attention is fed by, per role, and which its result goes into."""
+    """Holds the exchanges that an attention reads from, per role, and those that its result goes
+    into.
+    """
 
     ways_in: Mapping[Role, list[Reached]]
     ways_out: list[Reached]
     collectives: Mapping[Role, Node]
-    """Where another collective stands between a role and its exchange: that collective."""
+    """Another collective that stands between the attention and the exchange of a role."""
     behind: tuple[AllToAll, ...]
-    """The exchanges behind those collectives."""
+    """The exchanges on the other side of those collectives."""
     from_outside: frozenset[Role]
-    """Roles that nothing in the graph computes but what is light: they are inputs of it."""
+    """The roles that are inputs of the graph, computed in it by light ops at most."""
     leaves_graph: bool
     """Whether the result is an output of the graph."""
 
@@ -64,10 +66,10 @@ class Surroundings:
             ways_in[role] = [way for way in reached if way.barrier in exchanges.by_wait]
             for collective in _other_collectives(reached, exchanges):
                 ways = walk_back(collective.all_input_nodes[0])
-                found = [way.barrier for way in ways if way.barrier in exchanges.by_wait]
-                if found:
+                waits = [way.barrier for way in ways if way.barrier in exchanges.by_wait]
+                if waits:
                     collectives.setdefault(role, collective)
-                    behind += [exchanges.by_wait[wait] for wait in found]
+                    behind += [exchanges.by_wait[wait] for wait in waits]
         ahead = walk_forward(core.output)
         return cls(
             ways_in,
@@ -79,11 +81,13 @@ class Surroundings:
         )
 
     def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
-        """Every exchange that touches this attention, once, ways in first."""
-        found = [exchanges.by_wait[way.barrier] for ways in self.ways_in.values() for way in ways]
-        found += [exchanges.by_start[way.barrier] for way in self.ways_out]
-        found += self.behind
-        return list({item.start: item for item in found}.values())
+        """Returns every exchange that touches this attention once, those of its operands first."""
+        touching = [
+            exchanges.by_wait[way.barrier] for ways in self.ways_in.values() for way in ways
+        ]
+        touching += [exchanges.by_start[way.barrier] for way in self.ways_out]
+        touching += self.behind
+        return list({item.start: item for item in touching}.values())
 
 
 def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Node]:
@@ -96,7 +100,7 @@ def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Nod
 
 
 def before_views(node: Node) -> Node:
-    """The tensor that a chain of views and copies ending in `node` shows."""
+    """Returns the tensor of which `node` is a chain of views and copies."""
     while is_view(node) or rejoined(node) is not None:
         found = rejoined(node)
         node = node.all_input_nodes[0] if found is None else found[0]
@@ -104,7 +108,7 @@ def before_views(node: Node) -> Node:
 
 
 def view_path(source: Node, end: Node) -> tuple[Node, ...]:
-    """From `source = before_views(end)` to `end`."""
+    """Returns the path from `source = before_views(end)` to `end`."""
     path = [end]
     while path[-1] is not source:
         path.append(path[-1].all_input_nodes[0])
@@ -112,7 +116,9 @@ def view_path(source: Node, end: Node) -> tuple[Node, ...]:
 
 
 def views_after(wait: Node) -> tuple[Node, ...]:
-    """The chain of views a result runs through; of several readers, the first that is a view."""
+    """Returns the chain of views that a result runs through; of several readers, the first that is
+    a view.
+    """
     path = [wait]
     while ahead := _next_view(path[-1]):
         path += ahead
@@ -120,7 +126,9 @@ def views_after(wait: Node) -> tuple[Node, ...]:
 
 
 def _next_view(node: Node) -> tuple[Node, ...]:
-    """The way to the next view of all of `node`: a reader, or a join of all its parts."""
+    """Returns the path to the next view of all of `node`: a reader, or a concatenation of all its
+    parts.
+    """
     for reader in node.users:
         if is_view(reader):
             return (reader,)

@@ -1,8 +1,8 @@
-"""What a Ulysses attention's exchanges could hide behind: work of the same stretch of graph that
-neither feeds the attention nor needs its result.
+"""Finds the work that the exchanges of a Ulysses attention could overlap with: work of the same
+section of the graph that neither feeds the attention nor needs its result.
 
-The stretch of a site begins after the way out of the site before and ends at the first way in of
-the site after, so that all stretches together are at most twice the graph.
+The section of a site begins after the output exchange of the preceding site and ends at the first
+input exchange of the following one, so that all sections together are at most twice the graph.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cocodiff_compile.ir.records import UlyssesSite
 
 
 def with_independent_work(graph: Graph, sites: Sequence[UlyssesSite]) -> tuple[UlyssesSite, ...]:
-    """The same sites, each with its independent matmuls and attentions in graph order."""
+    """Returns the same sites, each with its independent matmuls and attentions in graph order."""
     nodes = list(graph.nodes)
-    position = {node: place for place, node in enumerate(nodes)}
+    position = {node: index for index, node in enumerate(nodes)}
     filled = []
     for number, site in enumerate(sites):
         begin = position[sites[number - 1].o.exchange.wait] + 1 if number else 0

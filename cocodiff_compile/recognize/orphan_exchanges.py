@@ -1,4 +1,6 @@
-"""Exchanges that no attention touches: of something else, or of an attention nobody could see."""
+"""Explains exchanges that no recognised attention touches: they carry something else, or their
+attention is unknown.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from cocodiff_compile.recognize.walk import Reached, are_inputs, trace_root, wal
 def explain_orphans(
     orphans: Sequence[AllToAll], exchanges: Exchanges
 ) -> tuple[list[Declined], list[Node]]:
-    """Of exchanges that touch no attention: those that look like Ulysses all the same, and why it
-    is not taken; and those of something else.
+    """Sorts exchanges that touch no attention into those that look like Ulysses, with the reason
+    why they are declined, and those of something else.
     """
     declined: list[Declined] = []
     explained: set[Node] = set()
     unclaimed = {item.start for item in orphans}
     for item in orphans:
         if item.start in explained:
-            continue  # the way out of an exchange declined before
+            continue  # the output exchange of one declined before
         if reason := _orphan_reason(item, exchanges, unclaimed):
             declined.append(Declined(item.start, reason, module_path_of([item.start])))
             explained |= {item.start, *_starts_ahead(item, exchanges, BATCHED_MATMUL)}
@@ -45,8 +47,8 @@ _AT_BORDER = (
 
 
 def _alone_at_border(left: Sequence[AllToAll], exchanges: Exchanges) -> list[AllToAll]:
-    """Those that send inputs of the graph or return outputs of it, and that no other one of `left`
-    belongs to: experts send their tokens back.
+    """Returns the exchanges that send inputs of the graph or return outputs of it, and that no
+    other one of `left` belongs to, unlike those of experts, which send their tokens back.
     """
     starts = {item.start for item in left}
     ahead = {item.start: _starts_ahead(item, exchanges, MATMUL) & starts for item in left}
@@ -98,23 +100,25 @@ def _between_exchanges(way: Reached, other: AllToAll, is_unclaimed: bool) -> str
 def _starts_ahead(
     item: AllToAll, exchanges: Exchanges, through: Set[object], matmuls: int = 3
 ) -> set[Node]:
-    """Exchanges over the same group that the data reach through at most `matmuls` matmuls, all of
-    them ops of `through`.
+    """Returns exchanges over the same group that the data reach through at most `matmuls` matmuls,
+    all of them ops of `through`.
     """
-    found: set[Node] = set()
+    reached: set[Node] = set()
     begin = [item.wait]
     for _ in range(matmuls + 1):
         barriers = [way.barrier for node in begin for way in walk_forward(node)]
         starts = [exchanges.by_start[node] for node in barriers if node in exchanges.by_start]
-        found |= {start.start for start in starts if start.group == item.group}
-        if found:
+        reached |= {start.start for start in starts if start.group == item.group}
+        if reached:
             break
         begin = [node for node in barriers if node.target in through]
-    return found
+    return reached
 
 
 def _may_scatter_heads(item: AllToAll) -> bool:
-    """Whether an exchange sends columns of a GEMM, as heads are; experts exchange whole rows."""
+    """Returns whether an exchange sends columns of a GEMM, as heads are; experts exchange whole
+    rows.
+    """
     behind = [way for way in walk_back(item.source) if way.barrier.target in MATMUL]
     path = behind[0].path if behind else view_path(before_views(item.source), item.source)
     packed = trace_root(path)

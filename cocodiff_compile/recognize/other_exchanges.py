@@ -1,5 +1,5 @@
-"""All-to-alls that recognition does not read: by other ops than `all_to_all_single`, or inside of a
-branch or a loop. None of them can be part of a site, and each is declined by name.
+"""Declines all-to-alls that recognition does not support: ops other than `all_to_all_single`, and
+those inside of a branch or a loop. None of them can be part of a site.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from cocodiff_compile.ir.records import Declined
 
 
 def decline_other_exchanges(graph: Graph) -> list[Declined]:
-    """In graph order."""
-    found = []
+    """Returns a decline for each of them, in graph order."""
+    declined = []
     for node in graph.nodes:
         if reason := _reason(node):
-            found.append(Declined(node, reason, module_path_of([node])))
-    return found
+            declined.append(Declined(node, reason, module_path_of([node])))
+    return declined
 
 
 def _reason(node: Node) -> str:
     if is_all_to_all(node):
         if node.target is not ALL_TO_ALL:
             return (
-                f"{node.target} is an all-to-all that this pass does not read; use "
+                f"{node.target} is an all-to-all that this pass does not support; use "
                 "torch.distributed.all_to_all_single, or its functional form"
             )
         return "" if parse_all_to_all(node) else f"nothing waits for {node.name}"
@@ -35,12 +35,12 @@ def _reason(node: Node) -> str:
         return ""
     return (
         f"{inside.target} ({inside.name}) lies inside of {node.target} ({node.name}), whose "
-        "branches and loops this pass does not read; exchange outside of it"
+        "branches and loops this pass does not support; exchange outside of it"
     )
 
 
 def _all_to_alls_inside(node: Node) -> Iterator[Node]:
-    """Those of the graphs that a higher-order op such as `cond` calls."""
+    """Yields the all-to-alls of the graphs that a higher-order op such as `cond` calls."""
     for module in _called_graphs(node):
         for inner in module.graph.nodes:
             if is_all_to_all(inner):

@@ -1,4 +1,6 @@
-"""The GEMMs before a way in and after a way out; which columns of a fused one belong to a leg."""
+"""Finds the GEMMs before an input exchange and after an output exchange, and the columns of a fused
+GEMM that belong to a leg.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,19 @@ from cocodiff_compile.recognize.walk import Cut, Reached, trace_root, walk_back,
 
 
 def projections_before(source: Node, part: Cut | None, batch: Size) -> tuple[Projection, ...]:
-    """GEMMs whose rows make up `source`, or the `part` of it that one role owns."""
-    found: dict[Node, Projection] = {}
+    """Returns the GEMMs whose rows make up `source`, or the `part` of it that one role owns."""
+    projections: dict[Node, Projection] = {}
     for begin in _owners(source, part):
         for reached in walk_back(begin):
-            if reached.barrier.target in PROJECTION and reached.barrier not in found:
-                found[reached.barrier] = _projection(reached, part if begin is source else None)
-    return _without_modulation(tuple(sorted(found.values(), key=lambda item: item.node)), batch)
+            if reached.barrier.target in PROJECTION and reached.barrier not in projections:
+                its_part = part if begin is source else None
+                projections[reached.barrier] = _projection(reached, its_part)
+    ordered = sorted(projections.values(), key=lambda item: item.node)
+    return _without_modulation(tuple(ordered), batch)
 
 
 def projections_after(wait: Node) -> tuple[Projection, ...]:
-    """GEMMs that consume the result of a way out."""
+    """Returns the GEMMs that read the result of an output exchange."""
     return tuple(
         Projection(
             node=reached.barrier,
@@ -37,7 +41,9 @@ def projections_after(wait: Node) -> tuple[Projection, ...]:
 
 
 def _owners(source: Node, part: Cut | None) -> list[Node]:
-    """The operands of a packing concatenation that `part` covers; `source` itself if it is none."""
+    """Returns the operands of a packing concatenation that `part` covers; `source` itself if there
+    are none.
+    """
     if part is None or not is_concatenation(source):
         return [source]
     tensors = bound(source)["tensors"]
@@ -65,6 +71,8 @@ def _projection(reached: Reached, part: Cut | None) -> Projection:
 
 
 def _without_modulation(found: tuple[Projection, ...], batch: Size) -> tuple[Projection, ...]:
-    """Drops GEMMs with one row per sample beside others with many: they scale, not project."""
+    """Drops GEMMs with one row per sample if others have more rows: they compute scales, not
+    projections.
+    """
     tokens = tuple(item for item in found if not same(item.rows, batch))
     return tokens or found

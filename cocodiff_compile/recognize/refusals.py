@@ -1,4 +1,4 @@
-"""Why an attention with exchanges around it is no Ulysses, as far as no layout need be followed."""
+"""Refuses attentions with exchanges that are no Ulysses, by checks that need no layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTSIDE = (
 
 
 class Refused(Exception):
-    """This attention is no Ulysses we can take; carries the guilty node and the reason."""
+    """Reports that an attention is no Ulysses that is supported, with the node and the reason."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
@@ -29,7 +29,9 @@ class Refused(Exception):
 
 
 def refuse_missing(core: AttentionCore, around: Surroundings) -> None:
-    """Query, key and value come from one all-to-all each, and the result goes into one."""
+    """Raises Refused unless query, key and value come from one all-to-all each, and the result goes
+    into one.
+    """
     for role, ways in around.ways_in.items():
         name = ROLE_NAMES[role]
         if not ways:
@@ -77,7 +79,9 @@ def _why_missing(name: str, collective: Node | None, is_from_outside: bool) -> s
 
 
 def common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
-    """The ranks over which all of them exchange floats in equal blocks."""
+    """Returns the ranks over which all of them exchange floats in equal blocks. Raises Refused if
+    they do not.
+    """
     first = all_to_alls[0]
     for item in all_to_alls:
         if item.group != first.group:

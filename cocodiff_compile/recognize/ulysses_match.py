@@ -1,6 +1,7 @@
-"""From one attention and the exchanges around it to a `UlyssesSite`, or to the reason against it.
+"""Builds a `UlyssesSite` from one attention and the exchanges around it, or gives the reason
+against it.
 
-Guards come first and raise `Refused`; the record is built last, from values that all hold.
+Checks come first and raise `Refused`; the record is built last, from values that have passed them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from cocodiff_compile.recognize.walk import (
 def match_site(
     core: AttentionCore, around: Surroundings, exchanges: Exchanges, index: int
 ) -> UlyssesSite | Declined:
-    """The site around an attention that at least one exchange touches."""
+    """Returns the site around an attention that at least one exchange touches, or a decline."""
     try:
         return _site(core, around, exchanges, index)
     except Refused as refused:
@@ -109,19 +110,21 @@ def _leg_in(
 
 
 def _token_rows(received: Dims, tokens: tuple[Factor, ...]) -> tuple[int, int] | None:
-    """Where the tokens of one rank lie in its message."""
+    """Returns where the tokens of one rank are in its message, as (blocks before, tokens)."""
     factors = [factor for dim in received for factor in dim][1:]
     count = len(tokens)
-    for place in range(len(factors) - count + 1):
-        if not count or factors[place : place + count] != list(tokens):
+    for first in range(len(factors) - count + 1):
+        if not count or factors[first : first + count] != list(tokens):
             continue
-        before, size = (known(layout.product(f)) for f in (factors[:place], tokens))
+        before, size = (known(layout.product(f)) for f in (factors[:first], tokens))
         return None if before is None or size is None else (before, size)
     return None
 
 
 def _before_dropping(unpacked: Traced, gather_dim: int) -> tuple[Node, Dims]:
-    """The last tensor with all that was received, before padded rows are dropped from it."""
+    """Returns the last tensor with everything that was received, before padded rows are dropped
+    from it.
+    """
     for step in unpacked.narrowed_in(gather_dim):
         return step.node, step.dims
     return unpacked.node, unpacked.dims
@@ -169,10 +172,10 @@ def _leg_out(
 def _after_padding(
     all_to_all: AllToAll, path: tuple[Node, ...], scattered: Factor
 ) -> tuple[Node, int]:
-    """The first tensor on the way out with all that is sent, and the dim of it that is scattered:
-    the attention's result, unless rows are put back into it that were dropped before.
+    """Returns the first tensor before the output exchange with everything that is sent, and its
+    scattered dim: the attention's result, unless dropped rows are inserted into it again.
     """
-    last = max((place for place, node in enumerate(path) if is_padding(node)), default=0)
+    last = max((index for index, node in enumerate(path) if is_padding(node)), default=0)
     if last > 0:
         scattered, _ = _exchange(all_to_all, trace_root(path[last:]), all_to_all.num_ranks)
     return path[last], scattered.source
@@ -181,8 +184,8 @@ def _after_padding(
 def _refuse_other_than_heads(
     all_to_all: AllToAll, core: AttentionCore, dims: Dims, gather_dim: int, query: Leg
 ) -> None:
-    """The sending rank must stand right before the heads it held; before the elements of a head
-    only where it held a single one.
+    """Raises Refused unless the sending rank stands right before the heads it held, or before the
+    elements of a head if it held a single one.
     """
     behind = [factor for dim in dims[gather_dim:] for factor in dim][1:]
     head_dim, size_dim = core.output_token_dim - 1, core.output_token_dim + 1
@@ -236,7 +239,9 @@ def _exchange(all_to_all: AllToAll, packed: Traced, num_ranks: int) -> tuple[Fac
 
 
 def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
-    """The dim that holds the sending rank, which must be the outer part of the gathered dim."""
+    """Returns the dim that holds the sending rank, which must be the outer part of the gathered
+    dim.
+    """
     dim = layout.dim_of(dims, RANK)
     if dim is None or dims[dim][0].source != RANK:
         raise Refused(
@@ -276,7 +281,7 @@ def _sources(factors: tuple[Factor, ...]) -> set[int]:
 
 
 def _scatters_heads(operand: Operand, dims: Dims, tokens: set[int], scattered: Factor) -> bool:
-    """Whether what was scattered is missing from the heads, rather than from samples or sizes.
+    """Returns whether the heads, rather than samples or sizes, were scattered.
 
     The blocks that go to one rank each may be a dim of their own, right before that of its heads.
     """
@@ -307,10 +312,11 @@ def _larger(left: Size, right: Size) -> bool:
 def _heads_and_samples(
     operand: Operand, unpacked: Traced, gather_dim: int, scattered: Factor
 ) -> tuple[Size, Size]:
-    """Heads a rank holds after the exchange, without repeats for grouped queries; and samples.
+    """Returns the heads that a rank holds after the exchange, without repeats for grouped queries,
+    and the samples.
 
-    Heads and their elements come from the scattered dim and those after it, whatever dims of the
-    operand they stand in; what is left beside the tokens are samples.
+    Heads and their elements come from the scattered dim and those after it, in whatever dims of the
+    operand they are; the rest, except for the tokens, are samples.
     """
     tokens = _sources(unpacked.whole(gather_dim))
     others = [
@@ -336,10 +342,10 @@ def _heads_and_samples(
 def _head_sources(
     operand: Operand, unpacked: Traced, sources: set[int], scattered: Factor
 ) -> set[int]:
-    found = {source for source in sources if source >= scattered.source}
+    of_heads = {source for source in sources if source >= scattered.source}
     if unpacked.node is operand.node and operand.head_dim > 0:
-        found -= _sources(unpacked.dims[0])  # samples, also where the root has its heads first
-    return found
+        of_heads -= _sources(unpacked.dims[0])  # samples, also where the root has its heads first
+    return of_heads
 
 
 def _refuse_samples_among_heads(
@@ -355,7 +361,7 @@ def _refuse_samples_among_heads(
 
 
 def _has_heads_of(head_size: Size, unpacked: Traced) -> bool:
-    """Whether some neighbouring dims together hold one head."""
+    """Returns whether some neighbouring dims together hold one head."""
     sizes = [layout.product(factors) for factors in unpacked.dims]
     return any(
         layout.same(math.prod(sizes[first:last]), head_size)

@@ -1,5 +1,5 @@
-"""Bounded walks over a graph: what is reached from a node before a matmul, an attention or a
-collective stands in the way. Order is breadth-first in graph order, never that of a set or hash.
+"""Walks over a graph from a node up to the next matmul, attention or collective, within bounds. The
+order is breadth-first in graph order, and never depends on a set or a hash.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ MAX_NODES_PER_WALK = 4096
 
 
 def is_barrier(node: Node) -> bool:
-    """Where a walk ends: heavy compute, communication, and the borders of the graph."""
+    """Returns whether a walk ends at a node: heavy compute, communication, and the borders of the
+    graph.
+    """
     return node.op != "call_function" or is_heavy(node) or node.target is WAIT or communicates(node)
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A barrier and the way between it and the node the walk began at, in the order of the data:
-    the barrier stands first after a walk back, last after a walk forward.
+    """Holds a barrier and the path between it and the node the walk began at, in the order of the
+    data: the barrier is first after a walk back, last after a walk forward.
     """
 
     barrier: Node
@@ -43,33 +45,41 @@ class Reached:
 
 
 def walk_back(begin: Node) -> list[Reached]:
-    """Barriers whose data reach `begin`, each by its shortest way. `begin` may be one itself."""
+    """Returns the barriers whose data reach `begin`, each by its shortest path. `begin` may be one
+    itself.
+    """
     came_from = _walk([begin], lambda node: node.all_input_nodes)
     return [
-        Reached(barrier, tuple(_way_from(barrier, came_from)))
+        Reached(barrier, tuple(_path_from(barrier, came_from)))
         for barrier in came_from
         if is_barrier(barrier)
     ]
 
 
 def walk_forward(begin: Node) -> list[Reached]:
-    """Barriers that the data of `begin` reach, each by its shortest way; `begin` is passed over."""
+    """Returns the barriers that the data of `begin` reach, each by its shortest path; `begin`
+    itself is passed over.
+    """
     readers = [reader for reader in begin.users if not is_number(reader)]
     came_from = _walk(readers, lambda node: node.users)
     return [
-        Reached(barrier, (begin, *reversed(_way_from(barrier, came_from))))
+        Reached(barrier, (begin, *reversed(_path_from(barrier, came_from))))
         for barrier in came_from
         if is_barrier(barrier)
     ]
 
 
 def are_inputs(behind: Iterable[Reached]) -> bool:
-    """Whether a walk back met inputs of the graph only: no matmul, attention or collective."""
+    """Returns whether a walk back met inputs of the graph only: no matmul, attention or
+    collective.
+    """
     return all(way.barrier.op in ("placeholder", "get_attr") for way in behind)
 
 
 def between(first: Node, last: Node) -> list[Node]:
-    """Nodes through which the data of the barrier `first` reach `last`, in graph order."""
+    """Returns the nodes through which the data of the barrier `first` reach `last`, in graph
+    order.
+    """
     cone = sorted(_walk([last], lambda node: node.all_input_nodes))
     fed = {first}
     for node in cone:
@@ -79,7 +89,7 @@ def between(first: Node, last: Node) -> list[Node]:
 
 
 def _walk(begin: list[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, Node | None]:
-    """Every node met, barriers included, with the node it was met from."""
+    """Returns every node met, barriers included, with the node it was met from."""
     came_from: dict[Node, Node | None] = dict.fromkeys(begin)
     queue = deque(begin)
     while queue and len(came_from) < MAX_NODES_PER_WALK:
@@ -93,8 +103,8 @@ def _walk(begin: list[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Nod
     return came_from
 
 
-def _way_from(node: Node, came_from: dict[Node, Node | None]) -> list[Node]:
-    """From `node` to where the walk began."""
+def _path_from(node: Node, came_from: dict[Node, Node | None]) -> list[Node]:
+    """Returns the path from `node` to where the walk began."""
     way = [node]
     while (before := came_from[way[-1]]) is not None:
         way.append(before)
@@ -103,7 +113,7 @@ def _way_from(node: Node, came_from: dict[Node, Node | None]) -> list[Node]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A slice taken of a root dim on the way, in that dim's units: [start, start + length)."""
+    """Describes a slice of a root dim on the path, in that dim's units: [start, start + length)."""
 
     root_dim: int
     start: Size
@@ -112,8 +122,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Narrowed:
-    """A step that kept a part of a dim: `factor` is what the layout says of it from there on,
-    `whole` what the dim was in the tensor `node`, whose layout was `dims`.
+    """Describes a step that kept a part of a dim: `factor` is its factor in the layout from there
+    on, `whole` the factors of the dim in the tensor `node`, whose layout was `dims`.
     """
 
     factor: Factor
@@ -124,7 +134,7 @@ class Narrowed:
 
 @dataclass(frozen=True)
 class Traced:
-    """How far a layout could be followed along a path, and what was cut out on the way."""
+    """Holds how far a layout could be followed along a path, and what was cut out on the way."""
 
     dims: Dims
     node: Node
@@ -133,11 +143,11 @@ class Traced:
     stopped_by: str
 
     def narrowed_in(self, dim: int) -> list[Narrowed]:
-        """The steps that kept a part of what is now in `dim`."""
+        """Returns the steps that kept a part of what is now in `dim`."""
         return [step for step in self.narrowed if any(step.factor is f for f in self.dims[dim])]
 
     def whole(self, dim: int) -> tuple[Factor, ...]:
-        """The factors of a dim, as if nothing of it had been dropped."""
+        """Returns the factors of a dim, as if nothing of it had been dropped."""
         factors = self.dims[dim]
         for step in reversed(self.narrowed):
             parts = [step.whole if factor is step.factor else (factor,) for factor in factors]
@@ -146,13 +156,13 @@ class Traced:
 
 
 def trace(dims: Dims, path: tuple[Node, ...]) -> Traced:
-    """Follows a layout from `path[0]`, whose layout is `dims`, as far along `path` as it goes."""
+    """Follows a layout from `path[0]`, whose layout is `dims`, as far along `path` as possible."""
     cuts: list[Cut] = []
     narrowed: list[Narrowed] = []
-    place = 0
-    while place + 1 < len(path):
-        before, step = path[place], _length_of_step(path[place : place + 4])
-        node = path[place + step]
+    index = 0
+    while index + 1 < len(path):
+        before, step = path[index], _length_of_step(path[index : index + 4])
+        node = path[index + step]
         try:
             stepped = _step(dims, before, node, step)
         except LayoutUnknown as unknown:
@@ -160,7 +170,7 @@ def trace(dims: Dims, path: tuple[Node, ...]) -> Traced:
         cuts += _cut(dims, node) if step == 1 else []
         narrowed += _narrowed(dims, stepped, node)
         dims = stepped
-        place += step
+        index += step
     return Traced(dims, path[-1], tuple(cuts), tuple(narrowed), "")
 
 
@@ -171,13 +181,15 @@ def _step(dims: Dims, before: Node, node: Node, length: int) -> Dims:
 
 
 def _length_of_step(ahead: tuple[Node, ...]) -> int:
-    """Over how many nodes the next step goes: more than one where parts are joined again."""
-    for place, node in enumerate(ahead[2:], start=2):
+    """Returns the number of nodes that the next step spans: more than one where parts are
+    concatenated again.
+    """
+    for index, node in enumerate(ahead[2:], start=2):
         if not is_concatenation(node):
             continue
         found = rejoined(node)
         if (found is not None and found[0] is ahead[0]) or _keeps_part_of(node, ahead[0]):
-            return place
+            return index
     return 1
 
 

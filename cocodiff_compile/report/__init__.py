@@ -1,1 +1,1 @@
-"""What the backend did, written down: as data, as tables, as files that run."""
+"""Reports what the compiler did: as data, as tables, and as files that run."""

@@ -1,4 +1,6 @@
-"""Chrome traces, which https://ui.perfetto.dev opens: processes, threads, and spans in them."""
+"""Builds Chrome traces, which https://ui.perfetto.dev opens: processes, threads, and spans in
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class ChromeTrace:
     _num_processes: int = 0
 
     def add_process(self, title: str, threads: Sequence[str], spans: Iterable[TraceSpan]) -> None:
-        """Below those added before; its `threads` from top to bottom."""
+        """Adds a process below those added before, with its `threads` from top to bottom."""
         process, self._num_processes = self._num_processes, self._num_processes + 1
         numbers = {thread: number for number, thread in enumerate(threads)}
         self._about("process_name", process, 0, name=title)
@@ -50,5 +52,5 @@ class ChromeTrace:
         self._events.append({"name": what, "ph": "M", "pid": process, "tid": thread, "args": args})
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object format of the trace viewer."""
+        """Returns the JSON object format of the trace viewer."""
         return {"traceEvents": self._events, "displayTimeUnit": "ms"}

@@ -1,4 +1,4 @@
-"""What compiles report, for whoever listens: `explain`, the demo, tests."""
+"""Collects the reports of compilations, for `explain`, the demo and tests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cocodiff_compile.pipeline.run_passes import PipelineReport
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One compiled graph. `report` points into the graph and is good until code is generated from
-    it; the rest is plain data and stays.
+    """Reports one compiled graph. `report` refers to nodes of the graph and is valid until code is
+    generated from it; the rest is plain data.
     """
 
     number: int
@@ -30,7 +30,7 @@ class GraphReport:
     report: PipelineReport
     summary: dict[str, Any]
     num_nodes: int
-    """Of the graph that code is generated from."""
+    """The number of nodes of the graph that code is generated from."""
 
 
 _listeners: list[list[GraphReport]] = []
@@ -38,7 +38,9 @@ _listeners: list[list[GraphReport]] = []
 
 @contextmanager
 def collect_reports() -> Iterator[list[GraphReport]]:
-    """Every graph that backend "cocodiff" compiles inside the block, in order."""
+    """Collects a report of every graph that backend "cocodiff" compiles inside of the block, in
+    order.
+    """
     reports: list[GraphReport] = []
     _listeners.append(reports)
     try:
@@ -68,6 +70,6 @@ def save_decisions(reports: Iterable[GraphReport], path: str | Path) -> None:
 
 
 def publish(report: GraphReport) -> None:
-    """Hands a report to every open `collect_reports` block."""
+    """Passes a report to every open `collect_reports` block."""
     for listener in _listeners:
         listener.append(report)

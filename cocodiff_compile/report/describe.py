@@ -1,5 +1,5 @@
-"""Records as plain data for JSON, and as tables for people. Made at once, before code generation
-consumes the graph that the records point into.
+"""Converts records to plain data for JSON, and to tables for people. It must be called before code
+generation consumes the graph that the records refer to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cocodiff_compile.schedule.estimate import ExchangeEstimate, OrderEstimate, 
 
 
 def number(size: Size) -> int | str:
-    """A size for JSON: itself, or the formula of a symbolic one."""
+    """Returns a size for JSON: an integer, or the formula of a symbolic size."""
     return str(size) if isinstance(size, torch.SymInt) else int(size)
 
 
@@ -71,7 +71,7 @@ def describe_site(site: UlyssesSite) -> dict[str, Any]:
 
 
 def describe_estimate(estimate: ScheduleEstimate) -> dict[str, Any]:
-    """Times in milliseconds."""
+    """Returns an estimate as data, with times in milliseconds."""
     return {
         "before": _describe_order(estimate.before),
         "after": _describe_order(estimate.after),
@@ -114,7 +114,9 @@ def _ms(seconds: float) -> float:
 
 
 def total_bytes(site: UlyssesSite) -> int:
-    """Bytes a rank puts into this site's exchanges; symbolic sizes at the shape first compiled."""
+    """Returns the bytes that a rank puts into this site's exchanges; symbolic sizes are those of
+    the first compilation.
+    """
     return sum(optimization_hint(exchange.size_bytes) for exchange in site.exchanges)
 
 
@@ -137,7 +139,7 @@ def describe_pass(record: PassRecord) -> dict[str, Any]:
 
 
 def describe_report(report: PipelineReport) -> dict[str, Any]:
-    """One graph as plain data."""
+    """Returns one graph as plain data."""
     recognition = report.recognition
     return {
         "sites": [describe_site(site) for site in recognition.sites],
@@ -151,7 +153,7 @@ def describe_report(report: PipelineReport) -> dict[str, Any]:
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns of text, each as wide as its widest cell."""
+    """Returns columns of text, each as wide as its widest cell."""
     cells = [list(map(str, headers)), *(list(map(str, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -159,7 +161,7 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
 
 
 def format_bytes(size: int | str) -> str:
-    """1536 -> '1.5 KiB'; a formula stays a formula."""
+    """Returns 1536 as '1.5 KiB'; a formula stays a formula."""
     if isinstance(size, str):
         return f"{size} B"
     value, unit = float(size), "B"
@@ -171,7 +173,7 @@ def format_bytes(size: int | str) -> str:
 
 
 def format_graph(summary: dict[str, Any]) -> str:
-    """The table of one graph: its sites, what was declined, what each pass did."""
+    """Returns the table of one graph: its sites, what was declined, and what each pass did."""
     parts = []
     if summary["refused"]:
         parts.append(f"left to Inductor: {summary['refused']}")
@@ -184,7 +186,7 @@ def format_graph(summary: dict[str, Any]) -> str:
         for item in summary["declined"]
     ]
     if summary["unrelated"]:
-        parts.append(f"left alone: {len(summary['unrelated'])} all-to-alls of something else")
+        parts.append(f"unchanged: {len(summary['unrelated'])} all-to-alls of something else")
     parts += [_pass_line(item, summary) for item in summary["passes"]]
     if summary["sites"]:
         decided = "; ".join(f"{what} {value}" for what, value in summary["decision"].items())
@@ -195,15 +197,17 @@ def format_graph(summary: dict[str, Any]) -> str:
 
 
 def format_schedule(summary: dict[str, Any]) -> str:
-    """What the order is estimated to do for each site, and what its exchanges hide behind."""
+    """Returns a table of the estimated effect of the order on each site, and of the work that its
+    exchanges overlap with.
+    """
     schedule = summary["schedule"]
     rows = []
-    for place, site in enumerate(summary["sites"]):
-        before = schedule["before"]["sites"].get(place)
-        after = schedule["after"]["sites"].get(place)
+    for index, site in enumerate(summary["sites"]):
+        before = schedule["before"]["sites"].get(index)
+        after = schedule["after"]["sites"].get(index)
         if before is None or after is None:
             continue
-        own = [item for item in schedule["exchanges"] if item["site"] == place]
+        own = [item for item in schedule["exchanges"] if item["site"] == index]
         behind = dict.fromkeys(name for item in own for name in item["behind"])
         rows.append(
             (
@@ -231,13 +235,13 @@ def format_schedule(summary: dict[str, Any]) -> str:
 
 
 def _why_exposed(exchanges: Sequence[dict[str, Any]]) -> str:
-    """The reason for most of the time in which a rank stands still for a site."""
+    """Returns the reason for most of the time in which a rank waits for a site."""
     longest = max(exchanges, key=lambda item: item["exposed"])
     if longest["exposed"] <= 0:
         return "not exposed"
     others = [item for item in exchanges if item["exposed"] > 0]
     waits = f"{len(others)} of {len(exchanges)} exchanges"
-    return f"{waits}: nothing else can run until they are there"
+    return f"{waits}: nothing else can run until they arrive"
 
 
 _SITE_HEADERS = (
@@ -272,7 +276,7 @@ def _site_row(site: dict[str, Any]) -> list[object]:
 
 
 def _byte_cells(legs: Sequence[dict[str, Any]]) -> list[str]:
-    """Bytes per leg; a leg that travels in another's exchange says so."""
+    """Returns the bytes per leg; a leg that shares the exchange of another one says so."""
     cells: list[str] = []
     owner: dict[str, str] = {}
     for leg in legs:
@@ -287,9 +291,9 @@ def _projection_cell(leg: dict[str, Any]) -> str:
 
 
 def _pass_line(item: dict[str, Any], summary: dict[str, Any]) -> str:
-    found = ""
+    counts = ""
     if item["pass"] == "recognize-ulysses":
-        found = f"{len(summary['sites'])} recognised, {len(summary['declined'])} declined; "
+        counts = f"{len(summary['sites'])} recognised, {len(summary['declined'])} declined; "
     notes = "".join(f"{note}; " for note in item["notes"])
     did = "graph rewritten" if item["changed"] else "graph unchanged"
-    return f"pass {item['pass']}: {found}{notes}{did} ({item['ms']:.1f} ms)"
+    return f"pass {item['pass']}: {counts}{notes}{did} ({item['ms']:.1f} ms)"

@@ -1,4 +1,4 @@
-"""A step as it is estimated to run, before and after it was ordered: a picture, or a trace.
+"""Draws the estimated timeline of a step, before and after it was ordered, as a picture or a trace.
 
 The picture shows one attention in the middle of the program, from its first exchange to its last,
 as captured above and as ordered below. The trace (`.json`, for https://ui.perfetto.dev) holds the
@@ -62,6 +62,8 @@ def _middle_site(estimate: ScheduleEstimate) -> int:
 
 
 def _around(order: OrderEstimate, site: int) -> tuple[float, float]:
-    """From when to when exchanges of an attention are under way, in microseconds."""
+    """Returns when the first exchange of an attention begins and its last one ends, in
+    microseconds.
+    """
     own = [item for item in order.exchanges if item.site == site]
     return min(item.begin_s for item in own) * 1e6, max(item.end_s for item in own) * 1e6

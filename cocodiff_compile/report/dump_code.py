@@ -1,5 +1,5 @@
-"""A graph as a Python file that runs: the readable code, inputs of the right shapes, and a fake
-process group in which its collectives return at once.
+"""Writes a graph as a Python file that runs: its readable code, inputs of the right shapes, and a
+fake process group in which its collectives return at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ CLASS_NAME = "CapturedGraph"
 
 
 def runnable_code(module: GraphModule, title: str, rank: int) -> str:
-    """The text of the file."""
+    """Returns the text of the file."""
     code = module.print_readable(print_output=False)
     _, rest = code.split("\n", 1)
     groups = _groups(module.graph, rank)
@@ -87,14 +87,14 @@ def runnable_code(module: GraphModule, title: str, rank: int) -> str:
 
 
 def constants(module: GraphModule) -> dict[str, torch.Tensor]:
-    """Tensors that the graph reads from its module instead of from its inputs."""
+    """Returns the tensors that the graph reads from its module instead of from its inputs."""
     names = sorted({str(node.target) for node in module.graph.find_nodes(op="get_attr")})
     values = {name: getattr(module, name, None) for name in names}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def op_counts(graph: Graph) -> dict[str, int]:
-    """How often each op is called, most frequent first."""
+    """Returns how often each op is called, most frequent first."""
     counts: dict[str, int] = {}
     for node in graph.nodes:
         if node.op == "call_function":
@@ -110,7 +110,7 @@ def _groups(graph: Graph, rank: int) -> dict[str, tuple[int, ...]]:
 
 
 def _as_many_ranks(node: Node, rank: int) -> tuple[int, ...]:
-    """Some ranks for a group that was planned and never made, `rank` among them."""
+    """Returns some ranks, `rank` among them, for a group that was planned but never created."""
     num_ranks = len(bound(node).get("input_split_sizes", ()))
     return tuple(range(rank, rank + num_ranks))
 

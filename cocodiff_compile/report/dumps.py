@@ -1,4 +1,6 @@
-"""Observers that write down what a pipeline does: to a folder, and to torch's structured trace."""
+"""Defines observers that record what a pipeline does, in a folder and in torch's structured
+trace.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class FolderDump:
-    """One folder per rank and graph:
+    """Writes one folder per rank and graph:
 
-    00_captured.py          the graph as it came in; runs by itself
-    NN_<pass>.py            the graph after each pass
-    NN_<pass>.diff          what the pass changed; empty if nothing
-    op_counts.txt           one line per stage
-    explanation.txt, .json  sites, declines, passes
+        00_captured.py          the graph as it came in; runs by itself
+        NN_<pass>.py            the graph after each pass
+        NN_<pass>.diff          what the pass changed; empty if nothing
+        op_counts.txt           one line per stage
+        explanation.txt, .json  sites, declines, passes
 
-    A folder that cannot be written, or is full, is said once, and this rank goes on without: the
-    others would wait for it.
+    A folder that is full or cannot be written is logged once, and this rank continues without
+    dumps, since the other ranks would wait for it.
     """
 
     folder: Path
@@ -92,7 +94,9 @@ class FolderDump:
 
 @dataclass
 class TraceDump:
-    """The same as artifacts of the structured trace: `TORCH_TRACE=DIR`, then `tlparse DIR`."""
+    """Writes the same as artifacts of the structured trace: `TORCH_TRACE=DIR`, then `tlparse
+    DIR`.
+    """
 
     _stage: int = 0
     _last: str = field(default="", repr=False)
@@ -108,7 +112,9 @@ class TraceDump:
         trace_artifact(f"{stage}.diff", lambda: _code_diff(before, self._last, name))
 
     def _shown(self, module: GraphModule) -> str:
-        """Called where something is traced, and only there: code is not made for nothing."""
+        """Returns the readable code. It is called only if tracing is on, so that no code is
+        formatted in vain.
+        """
         self._last = module.code
         text: str = module.print_readable(print_output=False)
         return text

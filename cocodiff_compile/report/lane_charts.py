@@ -1,4 +1,4 @@
-"""Pictures of who does what when: lanes of spans, charts below each other on one scale of time."""
+"""Draws timelines: lanes of spans, in charts below each other on one time scale."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _COLORS = {
     "wait": "#f1d9c8",
     "exchange": "#e0803c",
 }
-"""By the category of a span."""
+"""The color of each category of spans."""
 
 
 @dataclass(frozen=True)
 class LaneChart:
-    """`lanes` are the threads of the spans, from top to bottom."""
+    """Describes one chart; `lanes` are the threads of the spans, from top to bottom."""
 
     title: str
     lanes: Sequence[str]
     spans: Sequence[TraceSpan]
 
     def between(self, begin_us: float, end_us: float) -> LaneChart:
-        """What of this lies in that time, which begins at 0."""
+        """Returns the part of the chart in a time interval, which then begins at 0."""
         inside = [
             TraceSpan(
                 span.thread,
@@ -46,7 +46,7 @@ class LaneChart:
 
 
 def draw_charts(charts: Sequence[LaneChart], title: str, files: Iterable[Path]) -> None:
-    """Writes the same picture to every file, of the kind its name ends in."""
+    """Writes the same picture to every file, in the format of its suffix."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
         from matplotlib.patches import Patch  # noqa: PLC0415

@@ -48,7 +48,7 @@ _INSIDE_A_NODE: dict[str, list[tuple[str, int, Link]]] = {
     "dgx-h100": [("gpu", 8, NVLINK)],
     "flat": [],
 }
-"""By preset: the axes, their sizes in a full node, and their links, innermost first."""
+"""The axes of each preset, their sizes in a full node, and their links, innermost first."""
 
 
 def aurora(num_ranks: int) -> Topology:

@@ -216,7 +216,7 @@ class Report:
 
     @property
     def ulysses(self) -> dict[str, str]:
-        """Whose Ulysses the variants called "diffusers" run, by title of the case."""
+        """The project whose Ulysses the variants called "diffusers" run, by title of the case."""
         return {
             Case.from_json(result["case"]).title: result["ulysses"]
             for result in self.data["results"]

@@ -67,13 +67,13 @@ class _Attempts:
     peers_seen: set[int] = field(default_factory=set)
     """The ranks that came to this attempt."""
     counted_ahead: dict[int, int] = field(default_factory=dict)
-    """By rank: how many more joint attempts this rank had counted when they met."""
+    """How many more joint attempts than each rank this one had counted when they met."""
     failed: int = 0
     """The last joint attempt that ended with an error."""
     failures_read: int = 0
     unraised: list[Failure] = field(default_factory=list)
     raised: dict[int, int] = field(default_factory=dict)
-    """By rank: failures up to this attempt of it were raised here."""
+    """The last attempt of each rank whose failure was raised here."""
 
 
 _attempts = PerWorld(_Attempts)
