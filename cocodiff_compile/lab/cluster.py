@@ -46,7 +46,7 @@ _QUEUE = "100ms"
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLink:
     """A node's interface. Without a rate it is as fast as the kernel; `packet_bytes` are charged
     for every packet on top of its own size: a cost per packet.
     """
@@ -104,7 +104,7 @@ def check_can_emulate() -> None:
         )
 
 
-def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
+def build_cluster(name: str, num_nodes: int, link: NodeLink) -> Cluster:
     """Makes and shapes it. What was made is removed again if a part fails."""
     cluster = Cluster(name, num_nodes)
     check_can_emulate()
@@ -143,14 +143,14 @@ def _attach_node(cluster: Cluster, index: int) -> None:
     _run([*cluster.enter(index), "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0"])
 
 
-def set_link(cluster: Cluster, link: Link) -> None:
+def set_link(cluster: Cluster, link: NodeLink) -> None:
     """Shapes every node's interface, both ways; may be called while traffic flows."""
     for index in range(cluster.num_nodes):
         _shape(cluster.node(index), INTERFACE, link)
         _shape(cluster.switch, f"port{index}", link)
 
 
-def _shape(namespace: str, device: str, link: Link) -> None:
+def _shape(namespace: str, device: str, link: NodeLink) -> None:
     device_of = ["tc", "-n", namespace, "qdisc"]
     if link.rate_mbit is None:
         subprocess.run([*device_of, "del", "dev", device, "root"], capture_output=True, check=False)
@@ -208,7 +208,7 @@ def remove_cluster(name: str) -> None:
 
 
 @contextmanager
-def emulated_cluster(name: str, num_nodes: int, link: Link) -> Iterator[Cluster]:
+def emulated_cluster(name: str, num_nodes: int, link: NodeLink) -> Iterator[Cluster]:
     """A cluster that goes with the block, or with this process, however it ends.
 
     A shell in a session of its own holds the other end of a pipe and removes the cluster when the
