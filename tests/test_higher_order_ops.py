@@ -19,7 +19,7 @@ from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.cost.ops import heavy_seconds
 from cocodiff_compile.ir.aten import ATTENTION, FUSED_ATTENTION, attention_operands, is_heavy
 from cocodiff_compile.lab.simulate.devices import DEVICES
-from cocodiff_compile.lab.simulate.kernels import graph_program
+from cocodiff_compile.lab.simulate.program import graph_program, simulated_costs
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.recognize.attention_cores import find_attention_cores
 from cocodiff_compile.topology.presets import PRESETS
@@ -87,8 +87,9 @@ def test_flex_attention_is_an_attention_that_costs_what_others_cost() -> None:
         assert [operand.node for operand in (core.q, core.k, core.v)] == [*attention_operands(node)]
         seconds[name] = heavy_seconds(node, device)
         kinds[name] = graph_kinds(gm.graph)
-        steps = graph_program(gm.graph, device, PRESETS["aurora"](NUM_RANKS))
-        assert [step.kind for step in steps if getattr(step, "kind", "") == "attention"]
+        costs = simulated_costs(device, PRESETS["aurora"](NUM_RANKS), [gm.graph])
+        tasks = graph_program(gm.graph, costs).tasks
+        assert [task.seconds for task in tasks if task.work == "attention"] == [seconds[name]]
     assert seconds["flex"] == pytest.approx(seconds["fused"], rel=0.1)
     assert len(kinds["flex"]) == len(kinds["fused"])
 

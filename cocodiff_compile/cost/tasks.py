@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = 'Literal["compute", "start", "wait"]'
+from cocodiff_compile.cost.timeline import Work
+
+TaskKind: TypeAlias = 'Literal["compute", "start", "wait"]'
 
 NO_SITE = -1
 
@@ -29,7 +31,7 @@ class Task:
     """
 
     name: str
-    kind: Kind
+    kind: TaskKind
     needs: tuple[int, ...]
     """Places of earlier tasks that must be done, the nearest ones."""
     seconds: float = 0.0
@@ -42,6 +44,8 @@ class Task:
     group: str = ""
     site: int = NO_SITE
     """The attention whose exchanges and computation this belongs to."""
+    work: Work = "kernel"
+    """What it mainly computes, for timelines."""
 
 
 Tasks: TypeAlias = "Sequence[Task]"

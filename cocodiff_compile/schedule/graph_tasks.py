@@ -1,4 +1,4 @@
-"""A graph as tasks, and an order of tasks as an order of nodes.
+"""Turns a graph into tasks, and an order of tasks into an order of nodes.
 
 Matmuls, attentions, collectives and waits have a place of their own; so does what has an effect
 beside its value. All else is light: it goes right before the first of them that needs it.
@@ -15,9 +15,11 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.cost.costs import Costs
-from cocodiff_compile.cost.ops import heavy_seconds, light_seconds
+from cocodiff_compile.cost.ops import eager_seconds, heavy_seconds, light_seconds
 from cocodiff_compile.cost.tasks import NO_SITE, Order, Task, places
+from cocodiff_compile.cost.timeline import Work
 from cocodiff_compile.ir.aten import (
+    ATTENTION,
     FUSED_ATTENTION,
     WAIT,
     aten,
@@ -65,8 +67,30 @@ def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
     return GraphTasks(tuple(tasks), tuple(anchors))
 
 
+def unneeded_seconds(graph: Graph, costs: Costs) -> float:
+    """Returns the time of the light kernels that no task needs: those that make results of the
+    graph. No order changes it, so that estimates leave it out.
+    """
+    anchors = [node for node in graph.nodes if is_anchor(node)]
+    needed = {node for cone in _cones(graph, anchors) for node in cone.nodes} | set(anchors)
+    rest = (node for node in graph.nodes if node.op == "call_function" and node not in needed)
+    return sum(light_seconds(node, costs.device) for node in rest)
+
+
+def eager_tasks(graph: Graph, costs: Costs) -> tuple[Task, ...]:
+    """Returns a task for every call of a graph that runs call by call, in its order."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and not is_alias(node)]
+    tasks = []
+    for node, needs in zip(calls, _needs(graph, calls), strict=True):
+        task = _task(node, needs, {}, costs)
+        if node.target is not WAIT and not is_collective(node):
+            task = replace(task, seconds=eager_seconds(node, costs.device))
+        tasks.append(task)
+    return tuple(tasks)
+
+
 def step_seconds(graph: Graph, found: Recognition, costs: Costs) -> float:
-    """The estimated time of a graph in the best order that is found for it."""
+    """Returns the estimated time of a graph in the best order that is found for it."""
     return list_schedule(graph_tasks(graph, found, costs).tasks).clock.now_s
 
 
@@ -82,7 +106,7 @@ def _task(
         return make(kind="wait" if is_collective(_started(node)) else "compute")
     if not is_collective(node):
         heavy_s = heavy_seconds(node, costs.device) if is_heavy(node) else 0.0
-        return make(kind="compute", seconds=heavy_s)
+        return make(kind="compute", seconds=heavy_s, work=_work(node, sites))
     cost = costs.exchange(node)
     return make(
         kind="start",
@@ -95,8 +119,14 @@ def _task(
     )
 
 
+def _work(node: Node, sites: Mapping[Node, int]) -> Work:
+    if node.target in ATTENTION or node in sites:
+        return "attention"
+    return "matmul" if is_heavy(node) else "kernel"
+
+
 def _started(wait: Node) -> Node:
-    """What a wait waits for: a collective, or one result of a collective with several."""
+    """Returns what a wait waits for: a collective, or one result of a collective with several."""
     node = wait.all_input_nodes[0]
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 

@@ -114,9 +114,9 @@ class _Scheduler:
         missing = self._missing(place)
         if missing & self.starts:
             return float("inf")
-        arrives = self.clock.arrives_s
+        exchanges = self.clock.exchanges
         waits = (self.tasks[wait].needs[0] for wait in places(missing & self.waits))
-        return max((arrives[start] for start in waits), default=0.0)
+        return max((exchanges[start].end_s for start in waits), default=0.0)
 
     def _ready(self, starts: Sequence[int]) -> Iterator[_Ready]:
         for place in starts:

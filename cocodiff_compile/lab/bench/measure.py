@@ -27,8 +27,8 @@ from cocodiff_compile.lab.bench.links import (
     set_rate,
     streams_bytes_per_s,
 )
-from cocodiff_compile.lab.bench.local_groups import Collective, Traffic, traffic_between
-from cocodiff_compile.lab.bench.profile import Timeline
+from cocodiff_compile.lab.bench.local_groups import Collective, NodeTraffic, traffic_between
+from cocodiff_compile.lab.bench.profile import ProfiledStep
 from cocodiff_compile.lab.bench.set_share import set_share
 from cocodiff_compile.lab.bench.ways import MAIN_CREW, STOCK, WAYS, Way, ulysses_of
 from cocodiff_compile.lab.bench.worker import Compiled
@@ -128,7 +128,7 @@ class _Measurement:
         point = {"share": share, "rate_mbit": rate_mbit}
         ready = [way for way in self.ways if not self._reason(way)]
         if self.case.profiled:
-            return {**point, "timelines": self._timelines(ready)}
+            return {**point, "profiled_steps": self._profiled_steps(ready)}
         return {**point, **self._figures(ready, where)}
 
     def _compile_for_links(self) -> None:
@@ -154,13 +154,12 @@ class _Measurement:
             "ways": [self._describe(way, samples, counted.get(way.name)) for way in self.ways],
         }
 
-    def _timelines(self, ready: Sequence[Way]) -> list[dict[str, Any]]:
-        """Of all ranks."""
+    def _profiled_steps(self, ready: Sequence[Way]) -> list[dict[str, Any]]:
+        """Returns those of all ranks."""
         found: list[dict[str, Any]] = []
         for way in ready:
-            spans = tuple(self.workers.call(way.crew, "profiled", way.name))
-            mine = Timeline(way.title, self.place.rank, spans).to_json()
-            found += gathered(mine)
+            timeline = self.workers.call(way.crew, "profiled", way.name)
+            found += gathered(ProfiledStep(way.title, self.place.rank, timeline).to_json())
             self.say(f"{way.title}: profiled")
         return found
 
@@ -187,8 +186,8 @@ class _Measurement:
             "accounted_messages": own.messages,
         }
 
-    def _node_traffic(self, way: Way) -> Traffic:
-        """What the busiest node sends to others in a step."""
+    def _node_traffic(self, way: Way) -> NodeTraffic:
+        """Returns what the busiest node sends to others in a step."""
         compiled = self.compiled.get(way.name)
         collectives: Sequence[Collective] = compiled.collectives if compiled else ()
         mine = traffic_between(collectives, self.place.rank, self.place.node_of)
@@ -196,7 +195,7 @@ class _Measurement:
         sent[self.place.node_of(self.place.rank)] = torch.tensor([mine.size_bytes, mine.messages])
         dist.all_reduce(sent)
         size_bytes, messages = sent.max(dim=0).values.tolist()
-        return Traffic(size_bytes, messages)
+        return NodeTraffic(size_bytes, messages)
 
     def _counted(self, way: Way) -> dict[str, int] | None:
         """What the interface of the busiest node counts in one step."""
