@@ -17,7 +17,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from cocodiff_compile import explain
 from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.cost.ops import heavy_seconds
-from cocodiff_compile.ir.aten import ATTENTION, FUSED_ATTENTION, attention_operands, is_heavy
+from cocodiff_compile.ir.aten import attention_operands, is_heavy
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
 from cocodiff_compile.lab.simulate.devices import DEVICES
 from cocodiff_compile.lab.simulate.program import graph_program, simulated_costs
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -82,7 +83,7 @@ def test_flex_attention_is_an_attention_that_costs_what_others_cost() -> None:
             (gm,) = capture(Block(attend=attend, heads=HEADS), torch.ones(2, 256, WIDTH))
         (core,) = find_attention_cores(gm.graph)
         (node,) = core.nodes
-        assert is_heavy(node) and node.target in ATTENTION
+        assert is_heavy(node) and node.target in ATTENTION_OPS
         assert (node.target in FUSED_ATTENTION) == (name == "fused")
         assert [operand.node for operand in (core.q, core.k, core.v)] == [*attention_operands(node)]
         seconds[name] = heavy_seconds(node, device)

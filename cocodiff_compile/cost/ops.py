@@ -1,5 +1,6 @@
 """Estimates what one node of a graph computes and moves, and how long that takes: the only file
-that counts FLOPs and bytes of ops. Symbolic sizes count as first compiled.
+that counts FLOPs and bytes of ops, those of attentions by `ir/attention_ops.py`. Symbolic
+sizes count as first compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from torch.fx import Node
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import (
-    ATTENTION,
     aten,
     attention_operands,
     base_of,
@@ -25,6 +25,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     value_of,
 )
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS
 
 
 def hinted_shape(node: Node) -> tuple[int, ...]:
@@ -42,17 +43,13 @@ def heavy_seconds(node: Node, device: Device) -> float:
     """Returns the time of a matmul, a convolution or an attention: that of its arithmetic, or of
     its memory traffic if that is more.
     """
-    if node.target in ATTENTION:
-        arithmetic_s = device.attention_seconds(_attention_flops(node))
+    if op := ATTENTION_OPS.get(node.target):
+        shapes = map(hinted_shape, attention_operands(node))
+        arithmetic_s = device.attention_seconds(op.flops(*shapes))
     else:
         arithmetic_s = device.matmul_seconds(_matmul_flops(node))
     moved = sum(map(hinted_bytes, (*node.all_input_nodes, node)))
     return device.kernel_seconds(arithmetic_s, moved)
-
-
-def _attention_flops(node: Node) -> float:
-    query, key, value = map(hinted_shape, attention_operands(node))
-    return 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _matmul_flops(node: Node) -> float:

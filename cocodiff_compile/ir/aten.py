@@ -1,14 +1,14 @@
-"""The ATen and collective ops this project reads and writes, by identity; their arguments by name.
+"""The ATen ops this project reads and writes, by identity; their arguments by name.
 
-The only file that knows where an op keeps which argument. Everything else asks `bound`,
-`parse_all_to_all`, `step_layout` and friends, and inserts nodes through `emit`.
+Everything else asks `bound`, `slice_of`, `step_layout` and friends for the arguments of an op, and
+inserts nodes through `emit`. `attention_ops` says where attentions keep theirs, and `collectives`
+reads exchanges.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.ir import layout
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, Argument
 from cocodiff_compile.ir.layout import Dims, LayoutUnknown, Size
 from cocodiff_compile.ir.pointwise import POINTWISE
 from cocodiff_compile.ir.sketch import Sketch
@@ -28,35 +29,10 @@ ALL_TO_ALL = c10d.all_to_all_single.default
 ALL_GATHER = c10d.all_gather_into_tensor.default
 WAIT = c10d.wait_tensor.default
 
-FUSED_ATTENTION = frozenset(
-    {
-        aten.scaled_dot_product_attention.default,
-        aten._scaled_dot_product_attention_math.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_fused_attention_overrideable.default,
-    }
-)
-"""Attention as one op: query, key, value [B, H, N, D] in, [B, H, N, D] out, alone or as first."""
-
-UNSUPPORTED_ATTENTION: Mapping[Any, str] = {
-    torch.ops.higher_order.flex_attention: (
-        "flex_attention is not supported: its score_mod and block_mask may read the index of a "
-        "head or of a token; use torch's scaled_dot_product_attention"
-    ),
-}
-"""Attention as one op with operands as above, which no pass may touch; and why. It has no schema:
-`bound` does not read it.
-"""
-
-ATTENTION = FUSED_ATTENTION | UNSUPPORTED_ATTENTION.keys()
-
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
 PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
 MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
-_HEAVY = MATMUL | ATTENTION
+_HEAVY = MATMUL | ATTENTION_OPS.keys()
 SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
 
 SLICING = frozenset(
@@ -166,117 +142,6 @@ def emit_contiguous(graph: Graph, source: Node) -> Node:
     )
 
 
-@dataclass(frozen=True)
-class AllToAll:
-    """An `all_to_all_single` and its wait, read from the graph."""
-
-    start: Node
-    wait: Node
-    source: Node
-    group: str
-    output_splits: tuple[Size, ...]
-    input_splits: tuple[Size, ...]
-
-    @property
-    def num_ranks(self) -> int:
-        return len(self.input_splits)
-
-    @property
-    def has_equal_splits(self) -> bool:
-        splits = (*self.input_splits, *self.output_splits)
-        return all(layout.same(split, splits[0]) for split in splits)
-
-
-def parse_all_to_all(start: Node) -> AllToAll | None:
-    """The exchange that begins at `start`, or None if nothing waits for it."""
-    waits = [user for user in start.users if user.target is WAIT]
-    if not waits:
-        return None
-    wait = waits[0]
-    while (again := _only_user(wait)) is not None and again.target is WAIT:
-        wait = again  # functional wrappers may wait twice; the last wait is the one that counts
-    arguments = bound(start)
-    return AllToAll(
-        start=start,
-        wait=wait,
-        source=arguments["input"],
-        group=arguments["group_name"],
-        output_splits=_sizes(arguments["output_split_sizes"]),
-        input_splits=_sizes(arguments["input_split_sizes"]),
-    )
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _sizes(values: list[Any]) -> tuple[Size, ...]:
-    return tuple(value.meta["val"] if isinstance(value, Node) else value for value in values)
-
-
-def erase_collective(graph: Graph, start: Node) -> None:
-    """Erases a collective that nobody reads any more. Waits count as side effects, which dead-code
-    elimination keeps: they go by hand.
-    """
-    for wait in reversed(waits_behind(start)):
-        graph.erase_node(wait)
-    graph.erase_node(start)
-
-
-def waits_behind(node: Node) -> list[Node]:
-    """The waits for `node`, and those for these waits, inner ones last."""
-    waits = [user for user in node.users if user.target is WAIT]
-    return [item for wait in waits for item in (wait, *waits_behind(wait))]
-
-
-def is_collective(node: Node) -> bool:
-    """Whether a node starts a functional collective, whose result needs a wait.
-
-    By namespace: a collective that a new torch adds there must end walks too.
-    """
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and node.target.namespace == "_c10d_functional"
-        and node.target is not WAIT
-    )
-
-
-def is_all_to_all(node: Node) -> bool:
-    """Whether a node is an all-to-all by any op, of torch or of somebody else: `ALL_TO_ALL`,
-    `_dtensor.shard_dim_alltoall`, or whatever calls itself so.
-    """
-    return isinstance(node.target, torch._ops.OpOverload) and _is_named_all_to_all(node.target)
-
-
-@functools.cache
-def _is_named_all_to_all(target: torch._ops.OpOverload) -> bool:
-    name = target._schema.name.split("::")[-1].lower().replace("_", "")
-    return "alltoall" in name or "all2all" in name
-
-
-_COMMUNICATING = frozenset({"c10d", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
-"""Namespaces of collectives that wait for themselves, beside `_c10d_functional`."""
-
-
-def communicates(node: Node) -> bool:
-    """Whether a node is a collective of any kind, with a wait or without."""
-    return (
-        is_collective(node)
-        or is_all_to_all(node)
-        or getattr(node.target, "namespace", "") in _COMMUNICATING
-    )
-
-
-def collectives_by_group(graph: Graph) -> dict[str, list[Node]]:
-    """The collectives of a graph, in its order, by the name of the group they run over."""
-    found: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        name = bound(node).get("group_name") if is_collective(node) else None
-        if isinstance(name, str):
-            found.setdefault(name, []).append(node)
-    return found
-
-
 def is_heavy(node: Node) -> bool:
     """Whether a node is a matmul, a convolution or an attention: what takes most of a step."""
     return node.op == "call_function" and node.target in _HEAVY
@@ -339,35 +204,40 @@ def is_pointwise(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """The operands of an attention op, by role."""
+    """The arguments of an attention op, by role."""
 
     query: Node
     key: Node
     value: Node
     mask: Node | None
     is_causal: bool
+    has_dropout: bool
 
 
 def attention_operands(node: Node) -> tuple[Node, Node, Node]:
-    """Query, key and value of any op in `ATTENTION`."""
-    if node.target in UNSUPPORTED_ATTENTION:
-        query, key, value = node.args[:3]
-        return query, key, value  # type: ignore[return-value]
+    """Returns query, key and value of any op in `ATTENTION_OPS`."""
     parsed = parse_fused_attention(node)
     return parsed.query, parsed.key, parsed.value
 
 
 def parse_fused_attention(node: Node) -> FusedAttention:
-    """Operands of any op in `FUSED_ATTENTION`."""
-    arguments = bound(node)
-    mask = arguments.get("attn_mask", arguments.get("attn_bias"))
+    """Returns the arguments of any op in `ATTENTION_OPS`."""
+    op = ATTENTION_OPS[node.target]
+    mask = _argument(node, op.mask)
     return FusedAttention(
-        query=arguments["query"],
-        key=arguments["key"],
-        value=arguments["value"],
+        query=_argument(node, op.query),
+        key=_argument(node, op.key),
+        value=_argument(node, op.value),
         mask=mask if isinstance(mask, Node) else None,
-        is_causal=bool(arguments.get("is_causal", False)),
+        is_causal=bool(_argument(node, op.causal)),
+        has_dropout=bool(_argument(node, op.dropout)),
     )
+
+
+def _argument(node: Node, where: Argument | None) -> Any:
+    if where is None:
+        return None
+    return node.args[where] if isinstance(where, int) else bound(node)[where]
 
 
 def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:

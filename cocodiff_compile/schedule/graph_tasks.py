@@ -19,17 +19,17 @@ from cocodiff_compile.cost.ops import eager_seconds, heavy_seconds, light_second
 from cocodiff_compile.cost.tasks import NO_SITE, Order, Task, places
 from cocodiff_compile.cost.timeline import Work
 from cocodiff_compile.ir.aten import (
-    ATTENTION,
-    FUSED_ATTENTION,
     WAIT,
     aten,
     bound,
     is_alias,
-    is_collective,
     is_heavy,
+    parse_fused_attention,
     readers_of,
     size_bytes,
 )
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
+from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.schedule.list_schedule import list_schedule
 
@@ -120,7 +120,7 @@ def _task(
 
 
 def _work(node: Node, sites: Mapping[Node, int]) -> Work:
-    if node.target in ATTENTION or node in sites:
+    if node.target in ATTENTION_OPS or node in sites:
         return "attention"
     return "matmul" if is_heavy(node) else "kernel"
 
@@ -168,7 +168,7 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
 
 def _has_other_effect(node: Node) -> bool:
     """Random numbers, copies into inputs: these stay in their order."""
-    if node.target in FUSED_ATTENTION and not bound(node).get("dropout_p"):
+    if node.target in FUSED_ATTENTION and not parse_fused_attention(node).has_dropout:
         return False  # draws no random numbers
     return node.is_impure() and node.target is not WAIT and not is_collective(node)
 

@@ -17,13 +17,8 @@ from cocodiff_compile.cost.tasks import Task, captured_order
 from cocodiff_compile.cost.timeline import Timeline
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.ir.aten import (
-    ALL_GATHER,
-    ALL_TO_ALL,
-    bound,
-    collectives_by_group,
-    is_collective,
-)
+from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, bound
+from cocodiff_compile.ir.collectives import collectives_by_group, is_collective
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.schedule.graph_tasks import eager_tasks, graph_tasks, unneeded_seconds
 from cocodiff_compile.topology.axes import Topology
