@@ -28,7 +28,7 @@ def _head(simulation: Simulation) -> str:
         f"per rank ({device.name}): {device.matmul_flops_per_s / 1e12:g} TFLOP/s x "
         f"{device.matmul_efficiency:g} in matmuls, x {device.attention_efficiency:g} in attention; "
         f"{device.memory_bytes_per_s / 1e12:g} TB/s x {device.memory_efficiency:g}; at least "
-        f"{device.launch_s * 1e6:g} us per kernel",
+        f"{device.launch_s * 1e6:g} us per kernel, fused pointwise ones apart",
     ]
     return "\n".join([*lines, *simulation.notes])
 
