@@ -1,4 +1,4 @@
-"""Whether generated code keeps the order of its graph, read off the code.
+"""Reads off generated code whether it keeps the order of its graph.
 
 Only what code generation leaves recognisable is compared: collectives, waits and attentions, and
 matmuls where all of them became calls of a library.
@@ -25,7 +25,7 @@ _CALLS = re.compile(
 
 
 def graph_kinds(graph: Graph) -> list[str]:
-    """What the anchors of a graph are, in its order."""
+    """Returns what the anchors of a graph are, in its order."""
     return [_kind(node) for node in graph.nodes if is_anchor(node)]
 
 
@@ -46,7 +46,7 @@ def _collective(name: str) -> str:
 
 
 def code_kinds(code: str) -> list[str]:
-    """What the calls in Inductor's wrapper code are, in its order."""
+    """Returns what the calls in Inductor's wrapper code are, in its order."""
     body = code[code.index("def call(") :] if "def call(" in code else ""
     found = []
     for line in body.splitlines():
@@ -61,7 +61,7 @@ def code_kinds(code: str) -> list[str]:
 
 
 def keeps_order(code: str, kinds: list[str]) -> bool | None:
-    """Whether `code` runs its calls as `kinds` says; None where that cannot be read off it."""
+    """Returns whether `code` runs its calls as `kinds` says, None where it does not show that."""
     generated = code_kinds(code)
     compared = {_WAIT, _ATTENTION, _MATMUL} | {kind for kind in kinds if "all_" in kind}
     if generated.count(_MATMUL) != kinds.count(_MATMUL):

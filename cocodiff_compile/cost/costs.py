@@ -25,9 +25,7 @@ from cocodiff_compile.topology.phases import Phases
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """Seconds of a collective alone, those for which it keeps its links from others, and which
-    links these are.
-    """
+    """How long a collective takes alone, and for how long it keeps which links from others."""
 
     seconds: float
     busy_s: float
@@ -42,7 +40,7 @@ class Costs:
     machines: Mapping[str, Machine]
     tapa: Literal["auto", "on", "off"]
     sent_share: float = 1.0
-    """How much of what an exchange carries will be sent."""
+    """The part of what an exchange carries that will be sent."""
 
     def exchange(self, start: Node) -> ExchangeCost:
         """Returns the cost of the collective that `start` starts."""

@@ -1,4 +1,4 @@
-"""A rank's program as tasks: what computes, what starts an exchange, what waits for one.
+"""Describes a rank's program as tasks: what computes, starts an exchange, or waits for one.
 
 Pure data, in the order the program was captured in, so that schedules can be made and judged
 without a graph.
@@ -57,7 +57,7 @@ def captured_order(tasks: Tasks) -> Order:
 
 
 def places(bits: int) -> Iterator[int]:
-    """The places of the ones in a number, from the lowest."""
+    """Yields the places of the ones in a number, from the lowest."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -72,7 +72,7 @@ def as_bits(numbers: Iterable[int]) -> int:
 
 
 def closures(tasks: Tasks) -> list[int]:
-    """For each task all that must be done before it, as bits."""
+    """Returns for each task all that must be done before it, as bits."""
     found: list[int] = []
     for task in tasks:
         bits = 0

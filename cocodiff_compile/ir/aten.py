@@ -74,7 +74,7 @@ CONCATENATION = frozenset({aten.cat.default, aten.stack.default})
 
 
 def bound(node: Node) -> dict[str, Any]:
-    """The arguments of an op node by their schema names, defaults included."""
+    """Returns the arguments of an op node by their schema names, defaults included."""
     names = [(arg.name, arg) for arg in node.target._schema.arguments]  # type: ignore[union-attr]
     values = dict(zip((name for name, _ in names), node.args, strict=False))
     for name, argument in names:
@@ -84,7 +84,7 @@ def bound(node: Node) -> dict[str, Any]:
 
 
 def value_of(node: Node) -> torch.Tensor:
-    """The fake tensor a node stands for."""
+    """Returns the fake tensor a node stands for. Raises TypeError if it stands for none."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"node {node.name} stands for {type(value).__name__}, not for a tensor")
@@ -100,13 +100,13 @@ def shape_of(node: Node) -> tuple[Size, ...]:
 
 
 def size_bytes(node: Node) -> Size:
-    """Bytes of the tensor a node stands for."""
+    """Returns the bytes of the tensor a node stands for."""
     value = value_of(node)
     return value.numel() * value.element_size()
 
 
 def provenance_of(node: Node) -> dict[str, Any]:
-    """Where a node comes from, as metadata for another one."""
+    """Returns where a node comes from, as metadata for another one."""
     return {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
 
 
@@ -126,7 +126,7 @@ def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwa
 
 
 def emit_shape(graph: Graph, source: Node) -> list[int | Node]:
-    """The shape of `source` as arguments for another call: numbers, and nodes where symbolic."""
+    """Returns the shape of `source` as arguments for a call: numbers, and nodes where symbolic."""
     return [
         size if isinstance(size, int) else emit(graph, aten.sym_size.int, source, dim, like=source)
         for dim, size in enumerate(shape_of(source))
@@ -134,7 +134,7 @@ def emit_shape(graph: Graph, source: Node) -> list[int | Node]:
 
 
 def emit_contiguous(graph: Graph, source: Node) -> Node:
-    """`source` itself if it surely is contiguous, else a copy that is."""
+    """Returns `source` itself if it surely is contiguous, else a copy that is."""
     if is_contiguous_or_false(value_of(source)):
         return source
     return emit(
@@ -143,12 +143,12 @@ def emit_contiguous(graph: Graph, source: Node) -> Node:
 
 
 def is_heavy(node: Node) -> bool:
-    """Whether a node is a matmul, a convolution or an attention: what takes most of a step."""
+    """Returns whether a node is a matmul, a convolution or an attention: most of a step."""
     return node.op == "call_function" and node.target in _HEAVY
 
 
 def is_softmax(nodes: Sequence[Node]) -> bool:
-    """Whether the nodes between two matmuls are a softmax, whole or as exponentials over a sum."""
+    """Returns whether the nodes between two matmuls are a softmax, as one op or by exponentials."""
     targets = {node.target for node in nodes}
     return bool(targets & SOFTMAX) or {aten.exp.default, aten.sum.dim_IntList} <= targets
 
@@ -158,13 +158,13 @@ def is_concatenation(node: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node shows or copies all elements of its only input, in some order."""
+    """Returns whether a node shows or copies all elements of its only input, in some order."""
     return node.op == "call_function" and node.target in COPY | RESHAPE | PERMUTE
 
 
 def is_alias_op(target: Any) -> bool:
-    """Whether an op computes nothing: it shows memory of its input, picks a result of it, or
-    returns no tensor.
+    """Returns whether an op computes nothing: it shows memory of its input, picks a result of it,
+    or returns no tensor.
     """
     return target in _ALIASES or bool(getattr(target, "is_view", False))
 
@@ -177,14 +177,14 @@ def is_alias(node: Node) -> bool:
 
 
 def base_of(node: Node) -> Node:
-    """The node whose memory this one shows, itself unless it is an alias."""
+    """Returns the node whose memory this one shows, itself unless it is an alias."""
     while is_alias(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def readers_of(node: Node) -> Iterator[Node]:
-    """Those of a value, and of the aliases of it."""
+    """Yields the nodes that read a value, or an alias of it."""
     for user in node.users:
         if is_alias(user):
             yield from readers_of(user)
@@ -193,7 +193,7 @@ def readers_of(node: Node) -> Iterator[Node]:
 
 
 def is_number(node: Node) -> bool:
-    """Whether a node stands for a size or a scalar, which carries no data of a tensor."""
+    """Returns whether a node stands for a size or a scalar, which carries no data of a tensor."""
     value = node.meta.get("val")
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
@@ -241,7 +241,7 @@ def _argument(node: Node, where: Argument | None) -> Any:
 
 
 def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:
-    """What is added to, or picks from, the scores of `first` on their way through a softmax."""
+    """Returns what is added to the scores of `first`, or picks from them, before the softmax."""
     if first.target is aten.baddbmm.default and bound(first)["beta"] != 0:
         addend: Node = bound(first)["self"]
         return addend
@@ -256,7 +256,7 @@ def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:
 
 
 def matmul_operands(node: Node) -> tuple[Node, Node]:
-    """Left and right operand of a matmul; for `linear` the right one is the weight as stored."""
+    """Returns both operands of a matmul; for `linear` the right one is the weight as stored."""
     arguments = bound(node)
     if node.target is aten.addmm.default:
         return arguments["mat1"], arguments["mat2"]
@@ -268,7 +268,7 @@ def matmul_operands(node: Node) -> tuple[Node, Node]:
 
 
 def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
-    """(dim, start, length) of the part that a slicing op takes, None if it cannot be told."""
+    """Returns (dim, start, length) of the part that a slicing op takes, None if unknown."""
     arguments = bound(node)
     shape = shape_of(arguments["self"])
     dim = arguments["dim"] % len(shape)
@@ -295,7 +295,7 @@ def _from_front(place: int, size: Size) -> Size:
 
 
 def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:
-    """The layout of `node`, given that of `operand`, one of its inputs.
+    """Returns the layout of `node`, given that of `operand`, one of its inputs.
 
     Raises `LayoutUnknown` for anything but views, copies, slices, concatenations, repeats and
     pointwise ops that keep the operand's shape.
@@ -333,7 +333,7 @@ def _step_concatenation(dims: Dims, node: Node) -> Dims:
 
 
 def _step_pad(dims: Dims, node: Node) -> Dims:
-    """What is added counts as a concatenation, what is taken away as a slice."""
+    """Treats padding as a concatenation, and what is cropped as a slice."""
     for dim, size in enumerate(shape_of(node)):
         before, behind = padding_of(node, dim)
         if isinstance(before, int) and isinstance(behind, int) and before * behind < 0:
@@ -346,8 +346,8 @@ def _step_pad(dims: Dims, node: Node) -> Dims:
 
 
 def padding_of(node: Node, dim: int) -> tuple[Any, Any]:
-    """How many elements `constant_pad_nd` adds before and behind a dim; a negative number says how
-    many it drops. Symbolic ones are nodes.
+    """Returns how many elements `constant_pad_nd` adds before and behind a dim; a negative number
+    says how many it drops. Symbolic ones are nodes.
     """
     pads = bound(node)["pad"]
     first = 2 * (len(shape_of(node)) - 1 - dim)
@@ -367,7 +367,7 @@ def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:
 
 
 def permutation(node: Node, rank: int) -> list[int]:
-    """Which dim of its input each dim of a permuting op is."""
+    """Returns which dim of its input each dim of a permuting op is."""
     arguments = bound(node)
     if node.target is aten.permute.default:
         return [dim % rank for dim in arguments["dims"]]

@@ -35,7 +35,7 @@ class AllToAll:
 
 
 def parse_all_to_all(start: Node) -> AllToAll | None:
-    """The exchange that begins at `start`, or None if nothing waits for it."""
+    """Returns the exchange that begins at `start`, or None if nothing waits for it."""
     waits = [user for user in start.users if user.target is WAIT]
     if not waits:
         return None
@@ -71,13 +71,13 @@ def erase_collective(graph: Graph, start: Node) -> None:
 
 
 def waits_behind(node: Node) -> list[Node]:
-    """The waits for `node`, and those for these waits, inner ones last."""
+    """Returns the waits for `node`, and those for these waits, inner ones last."""
     waits = [user for user in node.users if user.target is WAIT]
     return [item for wait in waits for item in (wait, *waits_behind(wait))]
 
 
 def is_collective(node: Node) -> bool:
-    """Whether a node starts a functional collective, whose result needs a wait.
+    """Returns whether a node starts a functional collective, whose result needs a wait.
 
     By namespace: a collective that a new torch adds there must end walks too.
     """
@@ -89,8 +89,8 @@ def is_collective(node: Node) -> bool:
 
 
 def is_all_to_all(node: Node) -> bool:
-    """Whether a node is an all-to-all by any op, of torch or of somebody else: `ALL_TO_ALL`,
-    `_dtensor.shard_dim_alltoall`, or whatever calls itself so.
+    """Returns whether a node is an all-to-all by any op, of torch or of somebody else:
+    `ALL_TO_ALL`, `_dtensor.shard_dim_alltoall`, or whatever calls itself so.
     """
     return isinstance(node.target, torch._ops.OpOverload) and _is_named_all_to_all(node.target)
 
@@ -106,7 +106,7 @@ _COMMUNICATING = frozenset({"c10d", "_c10d_functional_autograd", "_dtensor", "sy
 
 
 def communicates(node: Node) -> bool:
-    """Whether a node is a collective of any kind, with a wait or without."""
+    """Returns whether a node is a collective of any kind, with a wait or without."""
     return (
         is_collective(node)
         or is_all_to_all(node)
@@ -115,7 +115,7 @@ def communicates(node: Node) -> bool:
 
 
 def collectives_by_group(graph: Graph) -> dict[str, list[Node]]:
-    """The collectives of a graph, in its order, by the name of the group they run over."""
+    """Returns the collectives of a graph, in its order, by the name of their group."""
     found: dict[str, list[Node]] = {}
     for node in graph.nodes:
         name = bound(node).get("group_name") if is_collective(node) else None

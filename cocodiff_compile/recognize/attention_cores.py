@@ -88,7 +88,7 @@ def _result(node: Node, place: int) -> Node:
 
 
 def _decomposed_core(second: Node) -> AttentionCore | None:
-    """softmax(Q K^T) V ending in `second`, or None if this matmul is no attention's second one."""
+    """Returns softmax(Q K^T) V ending in `second`, or None if this matmul ends no attention."""
     weights, value = matmul_operands(second)
     scores = [
         reached

@@ -43,19 +43,19 @@ class GraphTasks:
 
 
 def is_anchor(node: Node) -> bool:
-    """Whether a node has a place of its own in a schedule."""
+    """Returns whether a node has a place of its own in a schedule."""
     if node.op != "call_function" or is_write_back(node):
         return False
     return is_heavy(node) or is_collective(node) or node.is_impure()
 
 
 def is_write_back(node: Node) -> bool:
-    """Whether a node copies into an input of the graph, which nothing in it waits for."""
+    """Returns whether a node copies into an input of the graph, which nothing in it waits for."""
     return node.target is aten.copy_.default and bound(node)["self"].op == "placeholder"
 
 
 def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
-    """The tasks of a graph, in its order."""
+    """Returns the tasks of a graph, in its order."""
     anchors = [node for node in graph.nodes if is_anchor(node)]
     needs = _needs(graph, anchors)
     sites = _sites(found)
@@ -132,7 +132,7 @@ def _started(wait: Node) -> Node:
 
 
 def _sites(found: Recognition) -> dict[Node, int]:
-    """The nodes of each attention: its exchanges and its computation."""
+    """Returns the attention of each node that belongs to one: exchanges and computation."""
     sites: dict[Node, int] = {}
     for number, site in enumerate(found.sites):
         own = [*site.attention.nodes]
@@ -144,7 +144,7 @@ def _sites(found: Recognition) -> dict[Node, int]:
 
 
 def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
-    """For each anchor the nearest ones before it; those behind another one are left out."""
+    """Returns for each anchor the nearest ones that it needs, without those that these need."""
     number = {node: place for place, node in enumerate(anchors)}
     nearest: dict[Node, int] = {}
     before: list[int] = []
@@ -167,14 +167,16 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
 
 
 def _has_other_effect(node: Node) -> bool:
-    """Random numbers, copies into inputs: these stay in their order."""
+    """Returns whether a node must stay in order with others like it: it draws random numbers, or
+    copies into an input.
+    """
     if node.target in FUSED_ATTENTION and not parse_fused_attention(node).has_dropout:
         return False  # draws no random numbers
     return node.is_impure() and node.target is not WAIT and not is_collective(node)
 
 
 def _reduced(bits: int, before: Sequence[int]) -> int:
-    """Without those that stand before others of them."""
+    """Returns those that stand before no other of them."""
     if not bits & (bits - 1):
         return bits
     covered = 0
@@ -194,7 +196,7 @@ class _Cone:
 
 
 def _cones(graph: Graph, anchors: Sequence[Node]) -> list[_Cone]:
-    """For each anchor, in the order given, which is of all that a graph has."""
+    """Returns the cone of each anchor, in the order given; `anchors` are all that a graph has."""
     position = {node: place for place, node in enumerate(graph.nodes)}
     all_anchors = frozenset(anchors)
     owner: dict[Node, int] = {}
@@ -220,8 +222,8 @@ def _cones(graph: Graph, anchors: Sequence[Node]) -> list[_Cone]:
 
 
 def node_order(graph: Graph, anchors: Sequence[Node], order: Order) -> list[Node]:
-    """All nodes of a graph with its anchors in `order`: what is light right before what needs it,
-    and copies into inputs where they can first be made.
+    """Returns all nodes of a graph with its anchors in `order`: what is light right before what
+    needs it, and copies into inputs where they can first be made.
     """
     ordered = [anchors[place] for place in order]
     wanted: list[Node] = []
@@ -243,8 +245,8 @@ def reorder(graph: Graph, nodes: Sequence[Node]) -> None:
 
 
 def _as_early_as_possible(wanted: Sequence[Node], rest: Sequence[Node]) -> list[Node]:
-    """`wanted` as it is, and each node of `rest` right behind the last one it needs. A copy into an
-    input needs all that read this input, so that it does not overwrite what they read.
+    """Returns `wanted` as it is, and each node of `rest` right behind the last one it needs. A copy
+    into an input needs all that read this input, so that it does not overwrite what they read.
     """
     waits: dict[Node, int] = {}
     followers: dict[Node, list[Node]] = {}

@@ -1,4 +1,4 @@
-"""Profiled steps of all ranks and ways: one file for Perfetto, one picture of one block."""
+"""Writes profiled steps of all ranks and ways: a file for Perfetto, a picture of one block."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ Piece: TypeAlias = "_EagerCalls | _Compiled"
 
 @dataclass(frozen=True)
 class SimulatedCase:
-    """What is captured: a model at a size on `num_ranks`, in Ulysses groups of `degree`."""
+    """A model at a size on `num_ranks`, in Ulysses groups of `degree`."""
 
     shape: PublicShape
     resolution: int
@@ -103,7 +103,7 @@ class CapturedStep:
 
     @property
     def graphs(self) -> list[_Compiled]:
-        """Each compiled graph once."""
+        """Returns each compiled graph once."""
         compiled = (piece for piece in self.pieces if isinstance(piece, _Compiled))
         return list(dict.fromkeys(compiled))
 
@@ -231,7 +231,7 @@ def _backend(
 
 
 def _stand_in(graph: Graph) -> Any:
-    """A callable that returns tensors like those of `graph`, without going through its nodes."""
+    """Returns a callable whose results are like those of `graph`, which runs none of its nodes."""
     outputs = graph.output_node().args[0]
 
     def call(*_args: Any) -> Any:

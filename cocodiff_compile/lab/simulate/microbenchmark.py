@@ -39,7 +39,7 @@ def exchange_ms(phases: tuple[tuple[str, ...], ...], size_mb: float) -> float:
 
 
 def reproduce() -> list[Figure]:
-    """Every published figure, times first, then ratios."""
+    """Returns every published figure, times first, then ratios."""
     return [
         _time("flat", FLAT, 48, 25.5),
         _time("phase 1, tile", TILE, 48, 0.5),

@@ -1,4 +1,4 @@
-"""One rank's step as tasks of the compiler's cost model, and what its collectives carry.
+"""Turns one rank's step into tasks of the compiler's cost model.
 
 A compiled graph becomes the tasks by which the compiler schedules it, in the order of its nodes; a
 graph of eager calls becomes a task per call. The compiler's clock runs them.

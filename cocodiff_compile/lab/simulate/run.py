@@ -82,8 +82,8 @@ class Simulation:
 def simulate(
     settings: SimulateSettings, say: Callable[[str], None] = lambda _line: None
 ) -> Simulation:
-    """Every number of nodes in every way. `say` hears of progress. UserError for bad settings,
-    before anything is captured. Drops what torch.compile has compiled in this process.
+    """Returns every number of nodes in every way. `say` hears of progress. Raises UserError for bad
+    settings before anything is captured. Drops what torch.compile has compiled in this process.
     """
     shape = find_shape(settings.model)
     device = device_for(settings.device, settings.topology)
@@ -124,7 +124,7 @@ def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Simulat
 
 
 def _ranks_per_node(source: str) -> int:
-    """Of a file: the ranks below its outermost axis."""
+    """Returns the ranks of a node; in a file, those below its outermost axis."""
     if source in PRESETS:
         return ranks_per_node(source)
     topology = find_topology(source, None)

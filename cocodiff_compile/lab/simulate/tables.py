@@ -1,4 +1,4 @@
-"""A simulation as text for people and as plain data for JSON."""
+"""Writes a simulation as text for people and as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cocodiff_compile.report.describe import format_table
 
 
 def format_simulation(simulation: Simulation) -> str:
-    """What was assumed, the steps, and what crosses the links."""
+    """Returns what was assumed, the steps, and what crosses the links."""
     parts = [_head(simulation), _steps_table(simulation.rows), _links_table(simulation.rows)]
     return "\n\n".join(parts)
 
@@ -92,7 +92,7 @@ def _links_table(rows: tuple[Row, ...]) -> str:
 
 
 def simulation_data(simulation: Simulation, figures: list[Figure]) -> dict[str, Any]:
-    """Everything but the spans, which are in the trace."""
+    """Returns everything but the spans, which are in the trace."""
     return {
         "kind": "simulated",
         "settings": asdict(simulation.settings),
