@@ -31,13 +31,8 @@ from cocodiff_compile.cut.head_chunks import (
 )
 from cocodiff_compile.cut.head_cut import CutUnknown, HeadCut, step_cut
 from cocodiff_compile.cut.joining import is_dense
-from cocodiff_compile.ir.aten import (
-    bound,
-    is_collective,
-    is_heavy,
-    is_number,
-    readers_of,
-)
+from cocodiff_compile.ir.aten import bound, is_heavy, is_number, readers_of
+from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.layout import divides
 from cocodiff_compile.ir.records import (

@@ -31,12 +31,8 @@ from cocodiff_compile.cut.row_cut import (
     step_rows,
 )
 from cocodiff_compile.cut.row_runs import RowRuns
-from cocodiff_compile.ir.aten import (
-    FUSED_ATTENTION,
-    aten,
-    bound,
-    parse_fused_attention,
-)
+from cocodiff_compile.ir.aten import aten, bound, parse_fused_attention
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import (
     Attention,

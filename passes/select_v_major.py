@@ -31,15 +31,8 @@ from cocodiff_compile.compat import sort_topologically
 from cocodiff_compile.cut.head_cut import CutUnknown
 from cocodiff_compile.cut.picked_rows import PickPlan, blocks_before
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.ir.aten import (
-    WAIT,
-    aten,
-    bound,
-    emit,
-    shape_of,
-    size_bytes,
-    waits_behind,
-)
+from cocodiff_compile.ir.aten import WAIT, aten, bound, emit, shape_of, size_bytes
+from cocodiff_compile.ir.collectives import waits_behind
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.inline import Inliner
 from cocodiff_compile.ir.layout import Size, known

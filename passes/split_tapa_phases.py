@@ -36,10 +36,8 @@ from cocodiff_compile.ir.aten import (
     emit,
     emit_contiguous,
     emit_shape,
-    erase_collective,
-    parse_all_to_all,
-    waits_behind,
 )
+from cocodiff_compile.ir.collectives import erase_collective, parse_all_to_all, waits_behind
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Exchange, ExchangePhase, Recognition
 from cocodiff_compile.topology.machine import Machine

@@ -121,8 +121,8 @@ CUT_RULES = (
     _rule(
         "a causal attention in runs",
         "row_cut.py",
-        'if attention.is_causal or bound(node).get("dropout_p"):',
-        'if bound(node).get("dropout_p"):',
+        "if attention.is_causal or attention.has_dropout:",
+        "if attention.has_dropout:",
         "tests/test_op_rules.py::test_a_causal_attention_is_not_cut_by_rows",
     ),
     _rule(

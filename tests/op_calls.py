@@ -16,13 +16,13 @@ from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     CONCATENATION,
     COPY,
-    FUSED_ATTENTION,
     PERMUTE,
     RESHAPE,
     SLICING,
     SOFTMAX,
     WAIT,
 )
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.pointwise import POINTWISE
 
 aten = torch.ops.aten

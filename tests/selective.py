@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.ir.aten import ALL_GATHER, bound, parse_all_to_all
+from cocodiff_compile.ir.aten import ALL_GATHER, bound
+from cocodiff_compile.ir.collectives import parse_all_to_all
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Exchange, Recognition, copied
 from cocodiff_compile.passes.chunk_heads import ChunkHeads

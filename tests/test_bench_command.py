@@ -229,15 +229,16 @@ def test_links_are_set_so_that_communication_has_its_share() -> None:
 def test_a_profiled_case_has_a_timeline_per_way_and_rank() -> None:
     case = Case(TINY, Grid(2, 1), ("inductor", "cocodiff"), (), (50.0,), profiled=True)
     (point,) = Report({"results": [run_case(case, print)], "machine": {}}).points
-    assert [(line.variant, line.rank) for line in point.timelines] == [
+    assert [(line.variant, line.rank) for line in point.profiled_steps] == [
         ("diffusers + Inductor", 0),
         ("diffusers + Inductor", 1),
         ("cocodiff", 0),
         ("cocodiff", 1),
     ]
-    for line in point.timelines:
-        assert len(line.exchanges) == 8
-        assert any("cpp_fused" in span.name for span in line.spans)
+    for line in point.profiled_steps:
+        spans = line.timeline.spans
+        assert sum("all_to_all" in span.name for span in spans if span.kind == "exchange") == 8
+        assert any("cpp_fused" in span.name for span in spans)
 
 
 @pytest.mark.gloo

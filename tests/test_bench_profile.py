@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
+from cocodiff_compile.cost.timeline import Span, Timeline
 from cocodiff_compile.lab.bench.cases import WORKLOADS, Case, Grid
-from cocodiff_compile.lab.bench.profile import Span, Timeline, kind_of, profile_step, read_spans
+from cocodiff_compile.lab.bench.profile import (
+    ProfiledStep,
+    kind_of,
+    profile_step,
+    read_timeline,
+)
 from cocodiff_compile.lab.bench.results import Point
 from cocodiff_compile.lab.bench.timeline import draw_block, write_trace
 
@@ -33,9 +39,13 @@ EVENTS = [
 ]
 
 
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 6)
+
+
 def test_the_calling_thread_and_each_exchanging_thread_have_a_lane() -> None:
-    spans = read_spans(EVENTS)
-    assert [(span.lane, span.name, span.kind, span.start_us) for span in spans] == [
+    spans = read_timeline(EVENTS).spans
+    assert [(span.lane, span.name, span.kind, _us(span.begin_s)) for span in spans] == [
         ("compute", "aten::addmm", "matmul", 10),
         ("compute", "_c10d_functional::all_to_all_single", "start", 31),
         ("exchange 0", "gloo:all_to_all", "exchange", 33),
@@ -46,9 +56,9 @@ def test_the_calling_thread_and_each_exchanging_thread_have_a_lane() -> None:
 
 
 def test_spans_of_one_lane_do_not_overlap() -> None:
-    compute = [span for span in read_spans(EVENTS) if span.lane == "compute"]
+    compute = [span for span in read_timeline(EVENTS).spans if span.lane == "compute"]
     for before, after in itertools.pairwise(compute):
-        assert before.end_us <= after.start_us
+        assert before.end_s <= after.begin_s
 
 
 @pytest.mark.parametrize(
@@ -69,20 +79,23 @@ def test_a_real_step_is_profiled() -> None:
     import torch  # noqa: PLC0415
 
     value = torch.ones(64, 64)
-    spans = profile_step(lambda: None, lambda: value @ value)
+    spans = profile_step(lambda: None, lambda: value @ value).spans
     assert [span.kind for span in spans if "mm" in span.name or "matmul" in span.name] == ["matmul"]
-    assert all(span.start_us >= 0 for span in spans)
+    assert all(span.begin_s >= 0 for span in spans)
 
 
-def _exchanges(*ends: float) -> Timeline:
-    spans = [Span("exchange 0", "gloo:all_to_all", "exchange", end - 5, 5) for end in ends]
-    spans.append(Span("compute", "aten::mm", "matmul", 0, 100))
-    return Timeline("stock", 0, tuple(spans))
+def _exchanges(*ends_us: float) -> ProfiledStep:
+    spans = [
+        Span("exchange 0", "gloo:all_to_all", "exchange", (end - 5) * 1e-6, end * 1e-6)
+        for end in ends_us
+    ]
+    spans.append(Span("compute", "aten::mm", "matmul", 0, 100e-6))
+    return ProfiledStep("stock", 0, Timeline(tuple(spans)))
 
 
 def test_a_block_is_what_lies_between_the_last_exchanges_of_two_blocks() -> None:
     block = _exchanges(10, 20, 40, 60).block(1, 2)
-    assert [(span.kind, span.start_us, span.duration_us) for span in block] == [
+    assert [(span.kind, _us(span.begin_s), _us(span.seconds)) for span in block.spans] == [
         ("exchange", 15, 5),
         ("exchange", 35, 5),
         ("matmul", 0, 40),
@@ -91,19 +104,18 @@ def test_a_block_is_what_lies_between_the_last_exchanges_of_two_blocks() -> None
 
 def test_the_trace_has_a_process_per_way_and_rank(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    timelines = [
-        Timeline(variant, rank, tuple(read_spans(EVENTS))) for variant in "ab" for rank in (0, 1)
-    ]
-    write_trace(timelines, file)
+    timeline = read_timeline(EVENTS)
+    steps = [ProfiledStep(variant, rank, timeline) for variant in "ab" for rank in (0, 1)]
+    write_trace(steps, file)
     events = json.loads(file.read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["a, rank 0", "a, rank 1", "b, rank 0", "b, rank 1"]
-    assert sum(event["ph"] == "X" for event in events) == 4 * len(read_spans(EVENTS))
+    assert sum(event["ph"] == "X" for event in events) == 4 * len(timeline.spans)
 
 
 def test_the_block_is_drawn(tmp_path: Path) -> None:
     case = Case(WORKLOADS["flux"], Grid(2, 1), ("inductor",), (75,))
-    timelines = [_exchanges(*range(10, 250, 10)).to_json()]
-    point = Point(case, {"share": 75, "rate_mbit": 100.0, "timelines": timelines})
+    steps = [_exchanges(*range(10, 250, 10)).to_json()]
+    point = Point(case, {"share": 75, "rate_mbit": 100.0, "profiled_steps": steps})
     draw_block(point, [tmp_path / "block.svg"])
     assert "<svg" in (tmp_path / "block.svg").read_text()

@@ -20,7 +20,8 @@ from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.cut.row_cut import RowPlan
 from cocodiff_compile.decide.token_chunk_count import token_chunk_tasks
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.ir.aten import ALL_TO_ALL, FUSED_ATTENTION, PROJECTION
+from cocodiff_compile.ir.aten import ALL_TO_ALL, PROJECTION
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.passes.chunk_heads import chunk_heads
 from cocodiff_compile.passes.chunk_tokens import plan_rows

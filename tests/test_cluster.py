@@ -12,7 +12,7 @@ import pytest
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab import cluster as lab
-from cocodiff_compile.lab.cluster import Cluster, Link, build_cluster, emulated_cluster
+from cocodiff_compile.lab.cluster import Cluster, NodeLink, build_cluster, emulated_cluster
 from cocodiff_compile.lab.local_ranks import RankFailedError
 from cocodiff_compile.lab.nodes import run_on_nodes
 from tests.emulated import (
@@ -27,13 +27,13 @@ from tests.emulated import (
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1e9])
 def test_impossible_rates_are_refused(rate: float) -> None:
     with pytest.raises(UserError, match="Mbit/s; allowed"):
-        Link(rate)
+        NodeLink(rate)
 
 
 @pytest.mark.parametrize("link", [{"packet_bytes": 10}, {"rate_mbit": 5.0, "packet_bytes": -1}])
 def test_a_cost_per_packet_needs_a_rate_and_is_positive(link: dict[str, float]) -> None:
     with pytest.raises(UserError, match="packet_bytes must be"):
-        Link(**link)  # type: ignore[arg-type]
+        NodeLink(**link)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "a" * 40])
@@ -54,12 +54,12 @@ def test_without_root_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(shutil, "which", lambda tool: tool)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UserError, match=r"require root.*torchrun"):
-        build_cluster(NAME, 2, Link())
+        build_cluster(NAME, 2, NodeLink())
 
 
 @needs_emulation
 def test_nodes_reach_each_other_through_shaped_interfaces_both_ways() -> None:
-    with emulated_cluster(NAME, 3, Link(rate_mbit=40, packet_bytes=100)) as cluster:
+    with emulated_cluster(NAME, 3, NodeLink(rate_mbit=40, packet_bytes=100)) as cluster:
         for node in range(3):
             for namespace, device in (
                 (cluster.node(node), "eth0"),
@@ -68,7 +68,7 @@ def test_nodes_reach_each_other_through_shaped_interfaces_both_ways() -> None:
                 shown = _output("tc", "-n", namespace, "qdisc", "show", "dev", device)
                 assert "tbf" in shown and "rate 40Mbit" in shown
         assert _received(cluster, sender=2, receiver=1, text="hello") == "hello"
-        lab.set_link(cluster, Link())
+        lab.set_link(cluster, NodeLink())
         assert "tbf" not in _output("tc", "-n", cluster.node(0), "qdisc", "show")
     assert our_namespaces() == []
 
@@ -100,24 +100,24 @@ def test_nothing_is_left_of_a_cluster_that_could_not_be_built(
 
     monkeypatch.setattr(lab, "set_link", fail)
     with pytest.raises(UserError, match="no such rate"):
-        build_cluster(NAME, 2, Link())
+        build_cluster(NAME, 2, NodeLink())
     assert our_namespaces() == []
 
 
 @needs_emulation
 def test_a_second_cluster_of_the_same_name_is_refused_and_the_first_stays() -> None:
-    with emulated_cluster(NAME, 1, Link()):
+    with emulated_cluster(NAME, 1, NodeLink()):
         with pytest.raises(UserError, match="is already up"):
-            build_cluster(NAME, 1, Link())
-        with pytest.raises(UserError, match="is already up"), emulated_cluster(NAME, 1, Link()):
+            build_cluster(NAME, 1, NodeLink())
+        with pytest.raises(UserError, match="is already up"), emulated_cluster(NAME, 1, NodeLink()):
             pass
         assert len(our_namespaces()) == 2
 
 
 _HOLD = """
 import subprocess, sys, time
-from cocodiff_compile.lab.cluster import Link, emulated_cluster
-with emulated_cluster(sys.argv[1], 2, Link(10)) as cluster:
+from cocodiff_compile.lab.cluster import NodeLink, emulated_cluster
+with emulated_cluster(sys.argv[1], 2, NodeLink(10)) as cluster:
     process = subprocess.Popen([*cluster.enter(1), "sleep", "1000"], start_new_session=True)
     print(process.pid, flush=True)
     time.sleep(1000)
@@ -163,7 +163,7 @@ def test_torchrun_on_every_node_makes_one_world(tmp_path: Path) -> None:
     script = tmp_path / "sum.py"
     script.write_text(_SUM)
     lines: list[tuple[int, str]] = []
-    with emulated_cluster(NAME, 2, Link(100)) as cluster:
+    with emulated_cluster(NAME, 2, NodeLink(100)) as cluster:
         run_on_nodes(
             cluster,
             2,
@@ -191,7 +191,7 @@ time.sleep(1000)
 def test_a_node_that_fails_ends_the_others_and_says_why(tmp_path: Path) -> None:
     script = tmp_path / "fail.py"
     script.write_text(_FAIL_ON_NODE_1)
-    with emulated_cluster(NAME, 2, Link()) as cluster:
+    with emulated_cluster(NAME, 2, NodeLink()) as cluster:
         with pytest.raises(RankFailedError, match=r"node 1 ended(.|\n)*planted"):
             run_on_nodes(
                 cluster, 1, [str(script)], on_line=lambda _node, _line: None, timeout_s=120
@@ -206,7 +206,7 @@ def test_nodes_that_take_too_long_are_ended(tmp_path: Path) -> None:
     script.write_text("import time; time.sleep(1000)")
     begin = time.monotonic()
     with (
-        emulated_cluster(NAME, 1, Link()) as cluster,
+        emulated_cluster(NAME, 1, NodeLink()) as cluster,
         pytest.raises(RankFailedError, match=r"nodes \[0\] did not finish"),
     ):
         run_on_nodes(cluster, 1, [str(script)], on_line=lambda _node, _line: None, timeout_s=5)

@@ -10,10 +10,9 @@ import torch
 
 from cocodiff_compile.compiler.explain import explain
 from cocodiff_compile.cost.tasks import Task
+from cocodiff_compile.cost.timeline import Span, Timeline
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.report.chrome_trace import TraceSpan
 from cocodiff_compile.report.draw_schedule import draw_schedule
-from cocodiff_compile.report.lane_charts import LaneChart
 from cocodiff_compile.schedule.estimate import ScheduleEstimate, estimate_schedule
 from tests.captured import fake_ranks
 from tests.hand_written import HEADS, WIDTH, Block
@@ -27,8 +26,8 @@ def _estimate() -> ScheduleEstimate:
         [
             Task("start", "start", (), exchange_s=4 * MS, busy_s=4 * MS, links=("net",), site=0),
             Task("wait", "wait", (0,), site=0),
-            Task("attention", "compute", (1,), 2 * MS, site=0),
-            Task("free", "compute", (), 3 * MS),
+            Task("attention", "compute", (1,), 2 * MS, site=0, work="attention"),
+            Task("free", "compute", (), 3 * MS, work="matmul"),
         ]
     )
 
@@ -74,10 +73,10 @@ def test_a_name_that_cannot_be_drawn_to_is_refused(tmp_path: Path) -> None:
         draw_schedule(_estimate(), tmp_path / "step.txt")
 
 
-def test_a_part_of_a_chart_begins_at_zero() -> None:
-    spans = [TraceSpan("a", str(start), "matmul", start, 10) for start in (0, 10, 20, 30)]
-    part = LaneChart("t", ("a",), spans).between(15, 30)
-    assert [(span.name, span.start_us, span.duration_us) for span in part.spans] == [
+def test_a_part_of_a_timeline_begins_at_zero() -> None:
+    spans = [Span("a", str(begin), "matmul", begin, begin + 10) for begin in (0, 10, 20, 30)]
+    part = Timeline(tuple(spans)).between(15, 30)
+    assert [(span.name, span.begin_s, span.seconds) for span in part.spans] == [
         ("10", 0, 5),
         ("20", 5, 10),
     ]

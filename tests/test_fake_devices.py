@@ -25,13 +25,9 @@ from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.cpu import CPU
-from cocodiff_compile.ir.aten import (
-    FUSED_ATTENTION,
-    bound,
-    collectives_by_group,
-    shape_of,
-    value_of,
-)
+from cocodiff_compile.ir.aten import bound, shape_of, value_of
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes import PASS_NAMES

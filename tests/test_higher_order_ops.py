@@ -17,9 +17,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from cocodiff_compile import explain
 from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.cost.ops import heavy_seconds
-from cocodiff_compile.ir.aten import ATTENTION, FUSED_ATTENTION, attention_operands, is_heavy
+from cocodiff_compile.ir.aten import attention_operands, is_heavy
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
 from cocodiff_compile.lab.simulate.devices import DEVICES
-from cocodiff_compile.lab.simulate.kernels import graph_program
+from cocodiff_compile.lab.simulate.program import graph_program, simulated_costs
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.recognize.attention_cores import find_attention_cores
 from cocodiff_compile.topology.presets import PRESETS
@@ -82,13 +83,14 @@ def test_flex_attention_is_an_attention_that_costs_what_others_cost() -> None:
             (gm,) = capture(Block(attend=attend, heads=HEADS), torch.ones(2, 256, WIDTH))
         (core,) = find_attention_cores(gm.graph)
         (node,) = core.nodes
-        assert is_heavy(node) and node.target in ATTENTION
+        assert is_heavy(node) and node.target in ATTENTION_OPS
         assert (node.target in FUSED_ATTENTION) == (name == "fused")
         assert [operand.node for operand in (core.q, core.k, core.v)] == [*attention_operands(node)]
         seconds[name] = heavy_seconds(node, device)
         kinds[name] = graph_kinds(gm.graph)
-        steps = graph_program(gm.graph, device, PRESETS["aurora"](NUM_RANKS))
-        assert [step.kind for step in steps if getattr(step, "kind", "") == "attention"]
+        costs = simulated_costs(device, PRESETS["aurora"](NUM_RANKS), [gm.graph])
+        tasks = graph_program(gm.graph, costs).tasks
+        assert [task.seconds for task in tasks if task.work == "attention"] == [seconds[name]]
     assert seconds["flex"] == pytest.approx(seconds["fused"], rel=0.1)
     assert len(kinds["flex"]) == len(kinds["fused"])
 

@@ -119,8 +119,8 @@ def test_an_order_is_valid_and_not_slower_than_captured(
     tasks = model(exchange_ms, parallel_mlp=parallel_mlp)
     estimate = estimate_schedule(tasks)
     assert is_valid(tasks, estimate.order)
-    assert estimate.after.step_s <= estimate.before.step_s * (1 + 1e-9)
-    assert estimate.after.compute_s == pytest.approx(estimate.before.compute_s)
+    assert estimate.after.timeline.step_s <= estimate.before.timeline.step_s * (1 + 1e-9)
+    assert estimate.after.timeline.compute_s == pytest.approx(estimate.before.timeline.compute_s)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -149,9 +149,9 @@ def test_hidden_and_exposed_times_are_those_of_the_order() -> None:
     order = captured_order(program.tasks)
     captured = run_in_order(program.tasks, order)
     assert captured.now_s == pytest.approx(16 * MS)
-    assert captured.exposed_s == pytest.approx(10 * MS)
+    assert captured.timeline.exposed_s == pytest.approx(10 * MS)
     after = estimate_schedule(program.tasks).after
-    assert after.step_s == pytest.approx(12 * MS)
+    assert after.timeline.step_s == pytest.approx(12 * MS)
     (exchange,) = after.exchanges
     assert exchange.exposed_s == pytest.approx(6 * MS)
     assert exchange.hidden_s == pytest.approx(4 * MS)

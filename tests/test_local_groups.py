@@ -8,7 +8,7 @@ from torch import distributed as dist
 from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, WAIT
 from cocodiff_compile.lab.bench.local_groups import (
     Collective,
-    Traffic,
+    NodeTraffic,
     local_groups,
     traffic_between,
 )
@@ -37,8 +37,8 @@ def test_an_exchange_copies_and_is_counted(dtype: torch.dtype, size: int) -> Non
     assert torch.equal(result, value)
     assert result.data_ptr() != value.data_ptr()
     assert sent == [Collective((0, 1, 2, 3, 4, 5), (2 * 5 * size,) * 6)]
-    assert traffic_between(sent, 4, lambda rank: rank // 3) == Traffic(3 * 2 * 5 * size, 3)
-    assert traffic_between(sent, 4, lambda _rank: 0) == Traffic(0, 0)
+    assert traffic_between(sent, 4, lambda rank: rank // 3) == NodeTraffic(3 * 2 * 5 * size, 3)
+    assert traffic_between(sent, 4, lambda _rank: 0) == NodeTraffic(0, 0)
 
 
 def test_uneven_splits_are_counted_one_by_one() -> None:
@@ -47,7 +47,7 @@ def test_uneven_splits_are_counted_one_by_one() -> None:
     assert result.shape == (7, 5)
     assert torch.equal(result[:6], torch.ones(6, 5))
     assert [item.sent_bytes for item in sent] == [(20, 40, 60)]
-    assert traffic_between(sent, 1, lambda rank: rank) == Traffic(80, 2)
+    assert traffic_between(sent, 1, lambda rank: rank) == NodeTraffic(80, 2)
 
 
 def test_a_gather_repeats_what_this_rank_holds() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from cocodiff_compile import Explanation, explain
-from cocodiff_compile.ir.aten import communicates, is_all_to_all, is_collective
+from cocodiff_compile.ir.collectives import communicates, is_all_to_all, is_collective
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from tests.captured import capture, fake_ranks
 from tests.hand_written import (

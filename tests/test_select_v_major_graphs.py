@@ -7,7 +7,7 @@ import functools
 import pytest
 from torch.fx import Graph
 
-from cocodiff_compile.ir.aten import FUSED_ATTENTION
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.select_v_major import SelectVMajor

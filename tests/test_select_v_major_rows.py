@@ -14,13 +14,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.ir.aten import (
-    ALL_GATHER,
-    ALL_TO_ALL,
-    FUSED_ATTENTION,
-    aten,
-    parse_fused_attention,
-)
+from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, aten, parse_fused_attention
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.records import UlyssesSite
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.v_major.delta_code import FULL

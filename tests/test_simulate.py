@@ -74,7 +74,7 @@ def test_the_cheapest_plan_is_no_slower_than_any(at_96: Simulation) -> None:
 def test_every_block_exchanges_q_k_v_and_o(at_96: Simulation) -> None:
     flat = _row(at_96, "flat")
     assert flat.num_exchanges == 4 * LAYERS
-    collectives = [span for span in flat.timeline.spans if span.track.startswith("group ")]
+    collectives = [span for span in flat.timeline.spans if span.kind == "exchange"]
     assert len(collectives) == 4 * LAYERS + 1, "and the result is gathered"
 
 
@@ -113,7 +113,9 @@ def test_the_trace_is_what_viewers_read(at_96: Simulation) -> None:
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in named}
     assert len(processes) == len(at_96.rows)
     assert all("simulated" in name for name in processes.values())
-    assert {"compute", "slingshot-11 (gpu+node)", "group tile"} <= set(threads.values())
+    lanes = set(threads.values())
+    assert "compute" in lanes
+    assert {name.split(" ", 1)[1] for name in lanes - {"compute"}} >= {"tile", "slingshot-11"}
     for thread in threads:
         spans = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == thread]
         assert spans and all(e["dur"] >= 0 and e["ts"] >= 0 for e in spans)

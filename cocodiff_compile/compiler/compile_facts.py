@@ -7,7 +7,8 @@ from torch.fx import Graph, Node
 from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.choose import device_kind
-from cocodiff_compile.ir.aten import bound, collectives_by_group, value_of
+from cocodiff_compile.ir.aten import bound, value_of
+from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.ranks.agreement.rank_state import Facts
 from cocodiff_compile.ranks.agreement.run_plans import SizeTexts

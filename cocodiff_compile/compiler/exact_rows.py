@@ -22,16 +22,16 @@ from cocodiff_compile.compat import autotunes_matmuls, find_group, group_ranks, 
 from cocodiff_compile.cut.joining import dense_strides
 from cocodiff_compile.cut.row_cut import RowCut, RowPlan, RowStep
 from cocodiff_compile.ir.aten import (
-    FUSED_ATTENTION,
     PROJECTION,
     aten,
-    is_collective,
     is_heavy,
     is_tensor,
     is_view,
     parse_fused_attention,
     value_of,
 )
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ranks.agreement.all_ranks import gathered
 from cocodiff_compile.ranks.agreement.watch import watched
 from cocodiff_compile.ranks.agreement.world import PerWorld

@@ -10,20 +10,16 @@ import re
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.ir.aten import (
-    FUSED_ATTENTION,
-    UNSUPPORTED_ATTENTION,
-    WAIT,
-    is_collective,
-    is_heavy,
-)
+from cocodiff_compile.ir.aten import WAIT, is_heavy
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
+from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_anchor
 
 _MATMUL, _ATTENTION, _WAIT = "matmul", "attention", "wait"
 
 _CALLS = re.compile(
     r"extern_kernels\.(?P<matmul>mm|addmm|bmm|baddbmm|convolution)\("
-    r"|aten\.(?P<attention>_scaled_dot_product\w+)\.default\("
+    rf"|(?P<attention>{'|'.join(sorted(re.escape(str(op)) for op in FUSED_ATTENTION))})\("
     r"|_c10d_functional\.(?P<collective>\w+?)_?\.default\("
 )
 
@@ -40,7 +36,7 @@ def _kind(node: Node) -> str:
         return _collective(str(node.target).split(".")[1])
     if node.target in FUSED_ATTENTION:
         return _ATTENTION
-    if node.target in UNSUPPORTED_ATTENTION:
+    if node.target in ATTENTION_OPS:
         return "effect"  # generated as a kernel, under a name that is not known here
     return _MATMUL if is_heavy(node) else "effect"
 

@@ -22,6 +22,7 @@ from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.installed import properties_of
 from cocodiff_compile.ir.aten import value_of
+from cocodiff_compile.ir.attention_ops import attention_flops
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.ranks.agreement.all_ranks import from_first_rank, gathered
 from cocodiff_compile.ranks.agreement.watch import watched
@@ -131,7 +132,7 @@ def _matmul(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
 def _attention(device: torch.device, dtype: torch.dtype, size: int) -> _Work:
     heads, tokens, head_size = size, 512, 64
     query = torch.ones(1, heads, tokens, head_size, device=device, dtype=dtype)
-    flops = 4.0 * heads * tokens * tokens * head_size
+    flops = attention_flops(*[query.shape] * 3)
     return flops, lambda: scaled_dot_product_attention(query, query, query)
 
 

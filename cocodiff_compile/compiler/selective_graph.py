@@ -17,14 +17,8 @@ from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked, graph_rounds
 from cocodiff_compile.compiler.stages import SELECT, stages
 from cocodiff_compile.decide.decision_file import EXACT
-from cocodiff_compile.ir.aten import (
-    ALL_GATHER,
-    ALL_TO_ALL,
-    bound,
-    collectives_by_group,
-    size_bytes,
-    value_of,
-)
+from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, bound, size_bytes, value_of
+from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.ir.records import copied
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport

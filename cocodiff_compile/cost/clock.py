@@ -1,5 +1,5 @@
-"""How long a program takes in some order: one compute stream, and links that carry one exchange
-after the other.
+"""Runs a program in some order: one compute stream, and links that carry one exchange after the
+other. The list scheduler decides by this clock, and `cocodiff simulate` takes its times from it.
 """
 
 from __future__ import annotations
@@ -9,32 +9,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cocodiff_compile.cost.tasks import Order, Task, Tasks, places
-
-
-@dataclass(frozen=True)
-class Span:
-    """When a task ran. For a start: when its exchange was on the links."""
-
-    place: int
-    begin_s: float
-    end_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.begin_s
+from cocodiff_compile.cost.timeline import COMPUTE, Span, SpanKind, Timeline
 
 
 @dataclass
 class Clock:
-    """Time of one rank while tasks run; every rank does the same, so one is enough."""
+    """The time of one rank while tasks run. Every rank runs the same program over the same sizes,
+    so that one stands for all.
+    """
 
     tasks: Tasks
     now_s: float = 0.0
-    computed_s: float = 0.0
-    exposed_s: float = 0.0
-    """Time in which the rank stood still for an exchange."""
-    arrives_s: dict[int, float] = field(default_factory=dict)
-    """By the place of a start: when what it sends is there."""
+    exchanges: dict[int, Span] = field(default_factory=dict)
+    """By the place of a start: when its exchange is on the links."""
+    exposed_s: dict[int, float] = field(default_factory=dict)
+    """By the place of a start: how long the rank stood still for its exchange."""
     spans: list[Span] = field(default_factory=list)
     _free_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _light_done: int = 0
@@ -42,25 +31,29 @@ class Clock:
     def run(self, place: int) -> None:
         task = self.tasks[place]
         if task.kind == "wait":
-            self._stand_still(place, self.arrives_s[task.needs[0]])
+            begin_s = self.now_s
+            self._pass(task.name, "wait", self.exchanges[task.needs[0]].end_s)
+            self.exposed_s[task.needs[0]] = self.now_s - begin_s
             return
         seconds = self.work_s((place,))
-        begin_s, self.now_s = self.now_s, self.now_s + seconds
-        self.computed_s += seconds
         self._light_done |= self._light_of((place,))
-        if task.kind == "compute":
-            self.spans.append(Span(place, begin_s, self.now_s))
-        else:
+        kind = task.work if task.kind == "compute" else "start"
+        self._pass(task.name, kind, self.now_s + seconds)
+        if task.kind == "start":
             self._send(place, task)
 
+    @property
+    def timeline(self) -> Timeline:
+        return Timeline(tuple(self.spans))
+
     def work_s(self, wanted: Iterable[int]) -> float:
-        """Seconds of computation for all of these tasks, light kernels once."""
+        """Returns the seconds of computation for all of these tasks, light kernels once."""
         wanted = tuple(wanted)
         light_s = sum(self.tasks[place].light_s for place in places(self._light_of(wanted)))
         return light_s + sum(self.tasks[place].seconds for place in wanted)
 
     def _light_of(self, wanted: Iterable[int]) -> int:
-        """The tasks, as bits, whose light kernels are still to run for these."""
+        """Returns the tasks, as bits, whose light kernels are still to run for these."""
         found, stack = 0, list(wanted)
         while stack:
             place = stack.pop()
@@ -70,7 +63,7 @@ class Clock:
         return found
 
     def links_free_s(self, task: Task) -> float:
-        """From when on the links of a start are free."""
+        """Returns the time from which on the links of a start are free."""
         return max((self._free_s[link] for link in task.links), default=0.0)
 
     @property
@@ -82,17 +75,19 @@ class Clock:
         begin_s = max(self.now_s, free_s)
         end_s = begin_s + (task.exchange_s if free_s <= self.now_s else task.busy_s)
         self._free_s.update(dict.fromkeys(task.links, begin_s + task.busy_s))
-        self.arrives_s[place] = end_s
-        self.spans.append(Span(place, begin_s, end_s))
+        lane = ", ".join(task.links) or "links"
+        self.exchanges[place] = Span(lane, task.name, "exchange", begin_s, end_s)
+        self.spans.append(self.exchanges[place])
 
-    def _stand_still(self, place: int, until_s: float) -> None:
+    def _pass(self, name: str, kind: SpanKind, until_s: float) -> None:
+        """Lets the compute stream be busy until then, if that lies ahead."""
         begin_s, self.now_s = self.now_s, max(self.now_s, until_s)
-        self.exposed_s += self.now_s - begin_s
-        self.spans.append(Span(place, begin_s, self.now_s))
+        if self.now_s > begin_s:
+            self.spans.append(Span(COMPUTE, name, kind, begin_s, self.now_s))
 
 
 def run_in_order(tasks: Tasks, order: Order) -> Clock:
-    """The clock after all tasks."""
+    """Returns the clock after all tasks."""
     clock = Clock(tasks)
     for place in order:
         clock.run(place)

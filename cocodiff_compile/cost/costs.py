@@ -1,4 +1,4 @@
-"""What ops and collectives cost where a graph will run, the same numbers on every rank."""
+"""Says what ops and collectives cost where a graph will run, the same numbers on every rank."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ from cocodiff_compile.topology.phases import Phases
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """Seconds of a collective alone, those for which it keeps its links from others, and which
-    links these are.
-    """
+    """How long a collective takes alone, and for how long it keeps which links from others."""
 
     seconds: float
     busy_s: float
@@ -42,24 +40,37 @@ class Costs:
     machines: Mapping[str, Machine]
     tapa: Literal["auto", "on", "off"]
     sent_share: float = 1.0
-    """How much of what an exchange carries will be sent."""
+    """The part of what an exchange carries that will be sent."""
 
     def exchange(self, start: Node) -> ExchangeCost:
-        """Of the collective that `start` starts."""
-        group, size_bytes = str(bound(start)["group_name"]), hinted_bytes(start.all_input_nodes[0])
-        size_bytes = int(size_bytes * self.sent_share)
+        """Returns the cost of the collective that `start` starts."""
+        group, size_bytes = str(bound(start)["group_name"]), self.sent_bytes(start)
+        if route := self.route(group):
+            name, axes = route
+            return _cost(name, self.machines[name].topology, (axes,), size_bytes)
+        seconds = self.device.memory_seconds(size_bytes)
+        return ExchangeCost(seconds, seconds, (group,))
+
+    def sent_bytes(self, start: Node) -> int:
+        """Returns how much each rank hands over in a collective, its own part included."""
+        size_bytes = int(hinted_bytes(start.all_input_nodes[0]) * self.sent_share)
         if start.target is ALL_GATHER:
             size_bytes *= int(bound(start)["group_size"])
+        return size_bytes
+
+    def route(self, group: str) -> tuple[str, tuple[str, ...]] | None:
+        """Returns the Ulysses group on whose machine `group` runs, and the axes it runs along; None
+        for a group of another kind.
+        """
         for name, machine in self.machines.items():
             axes_of = {own: axes for axes, own in machine.groups.items()}
             axes = machine.topology.axis_names if group == name else axes_of.get(group)
             if axes is not None:
-                return _cost(name, machine.topology, (axes,), size_bytes)
-        seconds = self.device.memory_seconds(size_bytes)
-        return ExchangeCost(seconds, seconds, (group,))
+                return name, axes
+        return None
 
     def planned(self, group: str, size_bytes: int) -> ExchangeCost:
-        """Of an exchange over a whole Ulysses group, in the phases that it would get."""
+        """Returns the cost of an exchange over a whole Ulysses group, in the phases it will get."""
         size_bytes = int(size_bytes * self.sent_share)
         topology = self.machines[group].topology
         phases = plan_phases(topology, size_bytes, self.tapa).phases

@@ -1,4 +1,5 @@
-"""What an all-to-all costs along some axes of a machine: pure functions of numbers.
+"""Estimates an all-to-all along some axes of a machine: the only file that says how long exchanges
+take and how ranks share links. Pure functions of numbers.
 
 Every rank of a phase sends `size_bytes / ranks` to each other rank of it. A message travels over
 the link of the outermost axis on which the two ranks differ. Per link class
@@ -33,7 +34,7 @@ class Traffic:
 
 
 def traffic(topology: Topology, phase: Sequence[str], size_bytes: float) -> list[Traffic]:
-    """Messages and bytes of one rank per link class, in a phase along the named axes."""
+    """Returns messages and bytes of one rank per link class, in a phase along the named axes."""
     axes = [axis for axis in topology.axes if axis.name in phase]
     message_bytes = size_bytes / math.prod(axis.size for axis in axes)
     messages: dict[Link, int] = {}
@@ -45,7 +46,7 @@ def traffic(topology: Topology, phase: Sequence[str], size_bytes: float) -> list
 
 
 def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
-    """Duration of one phase, all ranks at once: as measured, else by the links."""
+    """Returns the time of one phase, all ranks at once: as measured, else by the links."""
     if measured := topology.measured_along(phase, size_bytes):
         return measured.seconds(size_bytes)
     flows = traffic(topology, phase, size_bytes)
@@ -58,14 +59,16 @@ def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -
 
 
 def alone_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
-    """As `phase_seconds`, but any measurement is better than none: for sizes far beyond it too."""
+    """Returns the time of one phase as `phase_seconds` does, but by any measurement there is, also
+    for sizes far beyond it.
+    """
     if measured := topology.measured_along(phase, size_bytes, any_size=True):
         return measured.seconds(size_bytes)
     return phase_seconds(topology, phase, size_bytes)
 
 
 def busy_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
-    """How long a phase keeps its links from others, which may be shorter than it takes alone."""
+    """Returns how long a phase keeps its links from others, which may be less than it takes."""
     if measured := topology.measured_along(phase, size_bytes, IN_FLIGHT, any_size=True):
         return measured.seconds(size_bytes)
     return alone_seconds(topology, phase, size_bytes)
@@ -74,26 +77,26 @@ def busy_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) ->
 def exchange_seconds(
     topology: Topology, phases: Sequence[Sequence[str]], size_bytes: float
 ) -> float:
-    """Duration of an exchange in phases; each phase after the first costs one more copy."""
+    """Returns the time of an exchange in phases; each one after the first costs one more copy."""
     copies = (len(phases) - 1) * copy_seconds(topology, size_bytes)
     return copies + sum(phase_seconds(topology, phase, size_bytes) for phase in phases)
 
 
 def copy_seconds(topology: Topology, size_bytes: float) -> float:
-    """Duration of putting a buffer into another order before and after a phase."""
+    """Returns the time to put a buffer into another order before and after a phase."""
     if measured := topology.measured_along((), size_bytes):
         return measured.seconds(size_bytes)
     return 2 * size_bytes / topology.copy_bytes_per_s
 
 
 def is_measured(topology: Topology, phases: Sequence[Sequence[str]], size_bytes: float) -> bool:
-    """Whether all of an exchange in these phases was measured, its copies included."""
+    """Returns whether all of an exchange in these phases was measured, its copies included."""
     parts = [*phases, ()] if len(phases) > 1 else phases
     return all(topology.measured_along(part, size_bytes) for part in parts)
 
 
 def messages_per_exchange(topology: Topology, phases: Sequence[Sequence[str]]) -> int:
-    """Messages of all ranks together, over all phases."""
+    """Returns the number of messages of all ranks together, over all phases."""
     per_rank = sum(
         flow.messages for phase in phases for flow in traffic(topology, phase, size_bytes=0)
     )

@@ -1,15 +1,18 @@
-"""How much one node of a graph computes and moves; symbolic sizes count as first compiled."""
+"""Estimates what one node of a graph computes and moves, and how long that takes: the only file
+that counts FLOPs and bytes of ops, those of attentions by `ir/attention_ops.py`. Symbolic
+sizes count as first compiled.
+"""
 
 from __future__ import annotations
 
 import math
+import operator
 
 from torch.fx import Node
 
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import (
-    ATTENTION,
     aten,
     attention_operands,
     base_of,
@@ -22,6 +25,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     value_of,
 )
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS
 
 
 def hinted_shape(node: Node) -> tuple[int, ...]:
@@ -29,25 +33,23 @@ def hinted_shape(node: Node) -> tuple[int, ...]:
 
 
 def hinted_bytes(node: Node) -> int:
-    """Of the tensor a node stands for; 0 for what is none."""
+    """Returns the bytes of the tensor a node stands for, 0 if it stands for none."""
     if not is_tensor(node):
         return 0
     return math.prod(hinted_shape(node)) * value_of(node).element_size()
 
 
 def heavy_seconds(node: Node, device: Device) -> float:
-    """Of a matmul, a convolution or an attention: its arithmetic, or its memory if that is more."""
-    if node.target in ATTENTION:
-        arithmetic_s = device.attention_seconds(_attention_flops(node))
+    """Returns the time of a matmul, a convolution or an attention: that of its arithmetic, or of
+    its memory traffic if that is more.
+    """
+    if op := ATTENTION_OPS.get(node.target):
+        shapes = map(hinted_shape, attention_operands(node))
+        arithmetic_s = device.attention_seconds(op.flops(*shapes))
     else:
         arithmetic_s = device.matmul_seconds(_matmul_flops(node))
     moved = sum(map(hinted_bytes, (*node.all_input_nodes, node)))
     return device.kernel_seconds(arithmetic_s, moved)
-
-
-def _attention_flops(node: Node) -> float:
-    query, key, value = map(hinted_shape, attention_operands(node))
-    return 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _matmul_flops(node: Node) -> float:
@@ -58,8 +60,21 @@ def _matmul_flops(node: Node) -> float:
     return 2.0 * math.prod(hinted_shape(left)) * hinted_shape(node)[-1]
 
 
+def eager_seconds(node: Node, device: Device) -> float:
+    """Returns the time of a node that runs as a kernel of its own, outside compiled graphs."""
+    if is_alias(node):
+        return 0.0
+    if is_heavy(node):
+        return heavy_seconds(node, device)
+    results = [user for user in node.users if user.target is operator.getitem]
+    moved = sum(map(hinted_bytes, (*node.all_input_nodes, node, *results)))
+    return device.kernel_seconds(0.0, moved)
+
+
 def light_seconds(node: Node, device: Device) -> float:
-    """Of a node that Inductor fuses with its neighbours: what comes from memory and goes there."""
+    """Returns the time of a node that Inductor fuses with its neighbours: that of what comes from
+    memory and goes there.
+    """
     if is_alias(node) or not is_tensor(node):
         return 0.0
     read = sum(_read_bytes(source) for source in node.all_input_nodes)
@@ -68,13 +83,13 @@ def light_seconds(node: Node, device: Device) -> float:
 
 
 def _read_bytes(view: Node) -> int:
-    """What is looked at of a tensor that goes through memory, and never more than it holds."""
+    """Returns how much of a tensor is read from memory, which is never more than it holds."""
     base = base_of(view)
     return min(hinted_bytes(view), hinted_bytes(base)) if is_kept(base) else 0
 
 
 def is_kept(node: Node) -> bool:
-    """Whether a value goes through memory: it comes from outside, or something heavy or a
+    """Returns whether a value goes through memory: it comes from outside, or something heavy or a
     collective reads or makes it.
     """
     return not _is_light(node) or any(not _is_light(user) for user in readers_of(node))

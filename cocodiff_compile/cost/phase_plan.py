@@ -1,5 +1,5 @@
-"""Finds the cheapest phases for an exchange. Pure functions of the
-topology and the size, so that every rank that agrees on those agrees on the plan.
+"""Finds the cheapest phases for an exchange. Pure functions of the topology and the size, so that
+every rank that agrees on those agrees on the plan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class PhasePlan:
 def plan_phases(
     topology: Topology, size_bytes: float, tapa: Literal["auto", "on", "off"] = "auto"
 ) -> PhasePlan:
-    """Flat ("off"), the cheapest plan with more than one phase ("on"), or the better ("auto").
+    """Returns the flat plan ("off"), the cheapest one with more than one phase ("on"), or the
+    better of both ("auto").
 
     "auto" leaves flat for a gain above `MIN_GAIN` only, and compares like with like (`_compares`).
     Of equal costs the first of `all_phases` wins.
@@ -62,7 +63,7 @@ def _costed(topology: Topology, phases: Phases, size_bytes: float) -> PhasePlan:
 
 
 def _compares(topology: Topology, flat: Phases, phases: Phases, size_bytes: float) -> bool:
-    """Whether the costs of both come from the same source, and that source can tell them apart.
+    """Returns whether both costs come from the same source, and that source can tell them apart.
 
     Phases that part axes of one link class only save messages. What a message costs next to the
     bytes is a property of the software on the machine: that is left to a measurement.
@@ -74,5 +75,7 @@ def _compares(topology: Topology, flat: Phases, phases: Phases, size_bytes: floa
 
 
 def _to_nine_digits(seconds: float) -> float:
-    """Sums in another order differ in their last digits; that must not choose a plan."""
+    """Returns a time rounded so that the order of a sum, which changes its last digits, does not
+    choose a plan.
+    """
     return float(f"{seconds:.8e}")

@@ -1,4 +1,4 @@
-"""A rank's program as tasks: what computes, what starts an exchange, what waits for one.
+"""Describes a rank's program as tasks: what computes, starts an exchange, or waits for one.
 
 Pure data, in the order the program was captured in, so that schedules can be made and judged
 without a graph.
@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = 'Literal["compute", "start", "wait"]'
+from cocodiff_compile.cost.timeline import Work
+
+TaskKind: TypeAlias = 'Literal["compute", "start", "wait"]'
 
 NO_SITE = -1
 
@@ -29,7 +31,7 @@ class Task:
     """
 
     name: str
-    kind: Kind
+    kind: TaskKind
     needs: tuple[int, ...]
     """Places of earlier tasks that must be done, the nearest ones."""
     seconds: float = 0.0
@@ -42,6 +44,8 @@ class Task:
     group: str = ""
     site: int = NO_SITE
     """The attention whose exchanges and computation this belongs to."""
+    work: Work = "kernel"
+    """What it mainly computes, for timelines."""
 
 
 Tasks: TypeAlias = "Sequence[Task]"
@@ -53,7 +57,7 @@ def captured_order(tasks: Tasks) -> Order:
 
 
 def places(bits: int) -> Iterator[int]:
-    """The places of the ones in a number, from the lowest."""
+    """Yields the places of the ones in a number, from the lowest."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -68,7 +72,7 @@ def as_bits(numbers: Iterable[int]) -> int:
 
 
 def closures(tasks: Tasks) -> list[int]:
-    """For each task all that must be done before it, as bits."""
+    """Returns for each task all that must be done before it, as bits."""
     found: list[int] = []
     for task in tasks:
         bits = 0

@@ -19,7 +19,6 @@ from cocodiff_compile.cut.joining import emit_joined
 from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     BATCHED_MATMUL,
-    FUSED_ATTENTION,
     aten,
     bound,
     emit,
@@ -30,6 +29,7 @@ from cocodiff_compile.ir.aten import (
     is_tensor,
     shape_of,
 )
+from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.layout import known, same
 
 Outside = Mapping[tuple[Node, Node], HeadCut]

@@ -26,7 +26,6 @@ from cocodiff_compile.ir.aten import (
     BATCHED_MATMUL,
     CONCATENATION,
     COPY,
-    FUSED_ATTENTION,
     PERMUTE,
     RESHAPE,
     SLICING,
@@ -35,11 +34,13 @@ from cocodiff_compile.ir.aten import (
     bound,
     is_tensor,
     padding_of,
+    parse_fused_attention,
     permutation,
     shape_of,
     slice_of,
     value_of,
 )
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
 from cocodiff_compile.ir.layout import Size, divides, same
 from cocodiff_compile.ir.parts import kept
 from cocodiff_compile.ir.pointwise import POINTWISE
@@ -130,11 +131,12 @@ def _multiplied(step: HeadStep) -> HeadCut:
 
 
 def _attended(step: HeadStep) -> HeadCut:
-    if not hasattr(step.node.target, "_schema"):
+    op = ATTENTION_OPS[step.node.target]
+    if not op.has_independent_heads:
         raise CutUnknown(f"{step.node.name} may look at the places of its heads")
-    if bound(step.node).get("dropout_p"):
+    if parse_fused_attention(step.node).has_dropout:
         raise CutUnknown(f"{step.node.name} draws random numbers")
-    return _at(step, 1, 4)
+    return _at(step, op.head_dim, op.num_dims)
 
 
 def _at(step: HeadStep, dim: int, rank: int) -> HeadCut:

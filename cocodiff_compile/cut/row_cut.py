@@ -32,7 +32,6 @@ from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     CONCATENATION,
     COPY,
-    FUSED_ATTENTION,
     PERMUTE,
     RESHAPE,
     SLICING,
@@ -48,6 +47,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     slice_of,
 )
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
 from cocodiff_compile.ir.layout import known
 from cocodiff_compile.ir.pointwise import POINTWISE
 
@@ -173,16 +173,16 @@ def _can_scale(cut: RowCut, rows: int) -> bool:
 
 def _attention(node: Node, cuts: Mapping[Node, RowCut]) -> RowStep:
     """A query sees all keys and values, and no other query."""
-    if not hasattr(node.target, "_schema"):
+    op, attention = ATTENTION_OPS[node.target], parse_fused_attention(node)
+    if not op.has_independent_queries:
         raise CutUnknown(f"{node.name} may look at the places of its rows")
-    attention = parse_fused_attention(node)
-    if attention.query not in cuts or cuts[attention.query].dim != 2:
+    if attention.query not in cuts or cuts[attention.query].dim != op.token_dim:
         raise CutUnknown(f"{node.name} reads its query as a whole")
     if attention.query in (attention.key, attention.value, attention.mask):
         raise CutUnknown(f"{node.name} reads its query as a whole too")
-    if attention.is_causal or bound(node).get("dropout_p"):
+    if attention.is_causal or attention.has_dropout:
         raise CutUnknown(f"{node.name} is causal, or draws random numbers")
-    if any(user.target is operator.getitem and user.args[1] != 0 for user in node.users):
+    if any(user.target is operator.getitem and user.args[1] != op.output for user in node.users):
         raise CutUnknown(f"{node.name} has other results than its output")
     sizes_of(attention.key), sizes_of(attention.value)
     if attention.mask is not None and sizes_of(attention.mask)[-2:-1] not in ((), (1,)):

@@ -27,7 +27,9 @@ def choose_order(graph: Graph, found: Recognition, costs: Costs, limits: Limits)
     """Takes the scheduled order, unless it gains little or would keep much more memory alive."""
     tasks = graph_tasks(graph, found, costs)
     estimate = estimate_schedule(tasks.tasks)
-    before_ms, after_ms = estimate.before.step_s * 1e3, estimate.after.step_s * 1e3
+    before_ms, after_ms = (
+        order.timeline.step_s * 1e3 for order in (estimate.before, estimate.after)
+    )
     note = f"estimated {before_ms:.1f} ms as captured, {after_ms:.1f} ms in the new order"
     if estimate.gain < limits.order_gain:
         return OrderChoice(None, f"{note}: left as captured", estimate)

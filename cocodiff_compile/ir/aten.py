@@ -1,14 +1,14 @@
-"""The ATen and collective ops this project reads and writes, by identity; their arguments by name.
+"""The ATen ops this project reads and writes, by identity; their arguments by name.
 
-The only file that knows where an op keeps which argument. Everything else asks `bound`,
-`parse_all_to_all`, `step_layout` and friends, and inserts nodes through `emit`.
+Everything else asks `bound`, `slice_of`, `step_layout` and friends for the arguments of an op, and
+inserts nodes through `emit`. `attention_ops` says where attentions keep theirs, and `collectives`
+reads exchanges.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.ir import layout
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, Argument
 from cocodiff_compile.ir.layout import Dims, LayoutUnknown, Size
 from cocodiff_compile.ir.pointwise import POINTWISE
 from cocodiff_compile.ir.sketch import Sketch
@@ -28,35 +29,10 @@ ALL_TO_ALL = c10d.all_to_all_single.default
 ALL_GATHER = c10d.all_gather_into_tensor.default
 WAIT = c10d.wait_tensor.default
 
-FUSED_ATTENTION = frozenset(
-    {
-        aten.scaled_dot_product_attention.default,
-        aten._scaled_dot_product_attention_math.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_fused_attention_overrideable.default,
-    }
-)
-"""Attention as one op: query, key, value [B, H, N, D] in, [B, H, N, D] out, alone or as first."""
-
-UNSUPPORTED_ATTENTION: Mapping[Any, str] = {
-    torch.ops.higher_order.flex_attention: (
-        "flex_attention is not supported: its score_mod and block_mask may read the index of a "
-        "head or of a token; use torch's scaled_dot_product_attention"
-    ),
-}
-"""Attention as one op with operands as above, which no pass may touch; and why. It has no schema:
-`bound` does not read it.
-"""
-
-ATTENTION = FUSED_ATTENTION | UNSUPPORTED_ATTENTION.keys()
-
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
 PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
 MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
-_HEAVY = MATMUL | ATTENTION
+_HEAVY = MATMUL | ATTENTION_OPS.keys()
 SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
 
 SLICING = frozenset(
@@ -98,7 +74,7 @@ CONCATENATION = frozenset({aten.cat.default, aten.stack.default})
 
 
 def bound(node: Node) -> dict[str, Any]:
-    """The arguments of an op node by their schema names, defaults included."""
+    """Returns the arguments of an op node by their schema names, defaults included."""
     names = [(arg.name, arg) for arg in node.target._schema.arguments]  # type: ignore[union-attr]
     values = dict(zip((name for name, _ in names), node.args, strict=False))
     for name, argument in names:
@@ -108,7 +84,7 @@ def bound(node: Node) -> dict[str, Any]:
 
 
 def value_of(node: Node) -> torch.Tensor:
-    """The fake tensor a node stands for."""
+    """Returns the fake tensor a node stands for. Raises TypeError if it stands for none."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"node {node.name} stands for {type(value).__name__}, not for a tensor")
@@ -124,13 +100,13 @@ def shape_of(node: Node) -> tuple[Size, ...]:
 
 
 def size_bytes(node: Node) -> Size:
-    """Bytes of the tensor a node stands for."""
+    """Returns the bytes of the tensor a node stands for."""
     value = value_of(node)
     return value.numel() * value.element_size()
 
 
 def provenance_of(node: Node) -> dict[str, Any]:
-    """Where a node comes from, as metadata for another one."""
+    """Returns where a node comes from, as metadata for another one."""
     return {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
 
 
@@ -150,7 +126,7 @@ def emit(graph: Graph, target: Callable[..., Any], *args: Any, like: Node, **kwa
 
 
 def emit_shape(graph: Graph, source: Node) -> list[int | Node]:
-    """The shape of `source` as arguments for another call: numbers, and nodes where symbolic."""
+    """Returns the shape of `source` as arguments for a call: numbers, and nodes where symbolic."""
     return [
         size if isinstance(size, int) else emit(graph, aten.sym_size.int, source, dim, like=source)
         for dim, size in enumerate(shape_of(source))
@@ -158,7 +134,7 @@ def emit_shape(graph: Graph, source: Node) -> list[int | Node]:
 
 
 def emit_contiguous(graph: Graph, source: Node) -> Node:
-    """`source` itself if it surely is contiguous, else a copy that is."""
+    """Returns `source` itself if it surely is contiguous, else a copy that is."""
     if is_contiguous_or_false(value_of(source)):
         return source
     return emit(
@@ -166,124 +142,13 @@ def emit_contiguous(graph: Graph, source: Node) -> Node:
     )
 
 
-@dataclass(frozen=True)
-class AllToAll:
-    """An `all_to_all_single` and its wait, read from the graph."""
-
-    start: Node
-    wait: Node
-    source: Node
-    group: str
-    output_splits: tuple[Size, ...]
-    input_splits: tuple[Size, ...]
-
-    @property
-    def num_ranks(self) -> int:
-        return len(self.input_splits)
-
-    @property
-    def has_equal_splits(self) -> bool:
-        splits = (*self.input_splits, *self.output_splits)
-        return all(layout.same(split, splits[0]) for split in splits)
-
-
-def parse_all_to_all(start: Node) -> AllToAll | None:
-    """The exchange that begins at `start`, or None if nothing waits for it."""
-    waits = [user for user in start.users if user.target is WAIT]
-    if not waits:
-        return None
-    wait = waits[0]
-    while (again := _only_user(wait)) is not None and again.target is WAIT:
-        wait = again  # functional wrappers may wait twice; the last wait is the one that counts
-    arguments = bound(start)
-    return AllToAll(
-        start=start,
-        wait=wait,
-        source=arguments["input"],
-        group=arguments["group_name"],
-        output_splits=_sizes(arguments["output_split_sizes"]),
-        input_splits=_sizes(arguments["input_split_sizes"]),
-    )
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _sizes(values: list[Any]) -> tuple[Size, ...]:
-    return tuple(value.meta["val"] if isinstance(value, Node) else value for value in values)
-
-
-def erase_collective(graph: Graph, start: Node) -> None:
-    """Erases a collective that nobody reads any more. Waits count as side effects, which dead-code
-    elimination keeps: they go by hand.
-    """
-    for wait in reversed(waits_behind(start)):
-        graph.erase_node(wait)
-    graph.erase_node(start)
-
-
-def waits_behind(node: Node) -> list[Node]:
-    """The waits for `node`, and those for these waits, inner ones last."""
-    waits = [user for user in node.users if user.target is WAIT]
-    return [item for wait in waits for item in (wait, *waits_behind(wait))]
-
-
-def is_collective(node: Node) -> bool:
-    """Whether a node starts a functional collective, whose result needs a wait.
-
-    By namespace: a collective that a new torch adds there must end walks too.
-    """
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and node.target.namespace == "_c10d_functional"
-        and node.target is not WAIT
-    )
-
-
-def is_all_to_all(node: Node) -> bool:
-    """Whether a node is an all-to-all by any op, of torch or of somebody else: `ALL_TO_ALL`,
-    `_dtensor.shard_dim_alltoall`, or whatever calls itself so.
-    """
-    return isinstance(node.target, torch._ops.OpOverload) and _is_named_all_to_all(node.target)
-
-
-@functools.cache
-def _is_named_all_to_all(target: torch._ops.OpOverload) -> bool:
-    name = target._schema.name.split("::")[-1].lower().replace("_", "")
-    return "alltoall" in name or "all2all" in name
-
-
-_COMMUNICATING = frozenset({"c10d", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
-"""Namespaces of collectives that wait for themselves, beside `_c10d_functional`."""
-
-
-def communicates(node: Node) -> bool:
-    """Whether a node is a collective of any kind, with a wait or without."""
-    return (
-        is_collective(node)
-        or is_all_to_all(node)
-        or getattr(node.target, "namespace", "") in _COMMUNICATING
-    )
-
-
-def collectives_by_group(graph: Graph) -> dict[str, list[Node]]:
-    """The collectives of a graph, in its order, by the name of the group they run over."""
-    found: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        name = bound(node).get("group_name") if is_collective(node) else None
-        if isinstance(name, str):
-            found.setdefault(name, []).append(node)
-    return found
-
-
 def is_heavy(node: Node) -> bool:
-    """Whether a node is a matmul, a convolution or an attention: what takes most of a step."""
+    """Returns whether a node is a matmul, a convolution or an attention: most of a step."""
     return node.op == "call_function" and node.target in _HEAVY
 
 
 def is_softmax(nodes: Sequence[Node]) -> bool:
-    """Whether the nodes between two matmuls are a softmax, whole or as exponentials over a sum."""
+    """Returns whether the nodes between two matmuls are a softmax, as one op or by exponentials."""
     targets = {node.target for node in nodes}
     return bool(targets & SOFTMAX) or {aten.exp.default, aten.sum.dim_IntList} <= targets
 
@@ -293,13 +158,13 @@ def is_concatenation(node: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node shows or copies all elements of its only input, in some order."""
+    """Returns whether a node shows or copies all elements of its only input, in some order."""
     return node.op == "call_function" and node.target in COPY | RESHAPE | PERMUTE
 
 
 def is_alias_op(target: Any) -> bool:
-    """Whether an op computes nothing: it shows memory of its input, picks a result of it, or
-    returns no tensor.
+    """Returns whether an op computes nothing: it shows memory of its input, picks a result of it,
+    or returns no tensor.
     """
     return target in _ALIASES or bool(getattr(target, "is_view", False))
 
@@ -312,14 +177,14 @@ def is_alias(node: Node) -> bool:
 
 
 def base_of(node: Node) -> Node:
-    """The node whose memory this one shows, itself unless it is an alias."""
+    """Returns the node whose memory this one shows, itself unless it is an alias."""
     while is_alias(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def readers_of(node: Node) -> Iterator[Node]:
-    """Those of a value, and of the aliases of it."""
+    """Yields the nodes that read a value, or an alias of it."""
     for user in node.users:
         if is_alias(user):
             yield from readers_of(user)
@@ -328,7 +193,7 @@ def readers_of(node: Node) -> Iterator[Node]:
 
 
 def is_number(node: Node) -> bool:
-    """Whether a node stands for a size or a scalar, which carries no data of a tensor."""
+    """Returns whether a node stands for a size or a scalar, which carries no data of a tensor."""
     value = node.meta.get("val")
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
@@ -339,39 +204,44 @@ def is_pointwise(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """The operands of an attention op, by role."""
+    """The arguments of an attention op, by role."""
 
     query: Node
     key: Node
     value: Node
     mask: Node | None
     is_causal: bool
+    has_dropout: bool
 
 
 def attention_operands(node: Node) -> tuple[Node, Node, Node]:
-    """Query, key and value of any op in `ATTENTION`."""
-    if node.target in UNSUPPORTED_ATTENTION:
-        query, key, value = node.args[:3]
-        return query, key, value  # type: ignore[return-value]
+    """Returns query, key and value of any op in `ATTENTION_OPS`."""
     parsed = parse_fused_attention(node)
     return parsed.query, parsed.key, parsed.value
 
 
 def parse_fused_attention(node: Node) -> FusedAttention:
-    """Operands of any op in `FUSED_ATTENTION`."""
-    arguments = bound(node)
-    mask = arguments.get("attn_mask", arguments.get("attn_bias"))
+    """Returns the arguments of any op in `ATTENTION_OPS`."""
+    op = ATTENTION_OPS[node.target]
+    mask = _argument(node, op.mask)
     return FusedAttention(
-        query=arguments["query"],
-        key=arguments["key"],
-        value=arguments["value"],
+        query=_argument(node, op.query),
+        key=_argument(node, op.key),
+        value=_argument(node, op.value),
         mask=mask if isinstance(mask, Node) else None,
-        is_causal=bool(arguments.get("is_causal", False)),
+        is_causal=bool(_argument(node, op.causal)),
+        has_dropout=bool(_argument(node, op.dropout)),
     )
 
 
+def _argument(node: Node, where: Argument | None) -> Any:
+    if where is None:
+        return None
+    return node.args[where] if isinstance(where, int) else bound(node)[where]
+
+
 def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:
-    """What is added to, or picks from, the scores of `first` on their way through a softmax."""
+    """Returns what is added to the scores of `first`, or picks from them, before the softmax."""
     if first.target is aten.baddbmm.default and bound(first)["beta"] != 0:
         addend: Node = bound(first)["self"]
         return addend
@@ -386,7 +256,7 @@ def added_mask(first: Node, softmax: Sequence[Node]) -> Node | None:
 
 
 def matmul_operands(node: Node) -> tuple[Node, Node]:
-    """Left and right operand of a matmul; for `linear` the right one is the weight as stored."""
+    """Returns both operands of a matmul; for `linear` the right one is the weight as stored."""
     arguments = bound(node)
     if node.target is aten.addmm.default:
         return arguments["mat1"], arguments["mat2"]
@@ -398,7 +268,7 @@ def matmul_operands(node: Node) -> tuple[Node, Node]:
 
 
 def slice_of(node: Node, getitem: Node | None) -> tuple[int, Size, Size] | None:
-    """(dim, start, length) of the part that a slicing op takes, None if it cannot be told."""
+    """Returns (dim, start, length) of the part that a slicing op takes, None if unknown."""
     arguments = bound(node)
     shape = shape_of(arguments["self"])
     dim = arguments["dim"] % len(shape)
@@ -425,7 +295,7 @@ def _from_front(place: int, size: Size) -> Size:
 
 
 def step_layout(dims: Dims, operand: Node, node: Node) -> Dims:
-    """The layout of `node`, given that of `operand`, one of its inputs.
+    """Returns the layout of `node`, given that of `operand`, one of its inputs.
 
     Raises `LayoutUnknown` for anything but views, copies, slices, concatenations, repeats and
     pointwise ops that keep the operand's shape.
@@ -463,7 +333,7 @@ def _step_concatenation(dims: Dims, node: Node) -> Dims:
 
 
 def _step_pad(dims: Dims, node: Node) -> Dims:
-    """What is added counts as a concatenation, what is taken away as a slice."""
+    """Treats padding as a concatenation, and what is cropped as a slice."""
     for dim, size in enumerate(shape_of(node)):
         before, behind = padding_of(node, dim)
         if isinstance(before, int) and isinstance(behind, int) and before * behind < 0:
@@ -476,8 +346,8 @@ def _step_pad(dims: Dims, node: Node) -> Dims:
 
 
 def padding_of(node: Node, dim: int) -> tuple[Any, Any]:
-    """How many elements `constant_pad_nd` adds before and behind a dim; a negative number says how
-    many it drops. Symbolic ones are nodes.
+    """Returns how many elements `constant_pad_nd` adds before and behind a dim; a negative number
+    says how many it drops. Symbolic ones are nodes.
     """
     pads = bound(node)["pad"]
     first = 2 * (len(shape_of(node)) - 1 - dim)
@@ -497,7 +367,7 @@ def _step_slice(dims: Dims, slicing: Node, getitem: Node | None) -> Dims:
 
 
 def permutation(node: Node, rank: int) -> list[int]:
-    """Which dim of its input each dim of a permuting op is."""
+    """Returns which dim of its input each dim of a permuting op is."""
     arguments = bound(node)
     if node.target is aten.permute.default:
         return [dim % rank for dim in arguments["dims"]]

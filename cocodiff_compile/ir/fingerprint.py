@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.ir.aten import collectives_by_group
+from cocodiff_compile.ir.collectives import collectives_by_group
 
 
 def fingerprint(graph: Graph) -> str:

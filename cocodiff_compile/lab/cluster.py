@@ -47,7 +47,7 @@ _QUEUE = "100ms"
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLink:
     """Describes a node's interface. Without a rate it is as fast as the kernel. `packet_bytes` are
     charged for every packet in addition to its size, as a cost per packet.
     """
@@ -105,7 +105,7 @@ def check_can_emulate() -> None:
         )
 
 
-def build_cluster(name: str, num_nodes: int, link: Link) -> Cluster:
+def build_cluster(name: str, num_nodes: int, link: NodeLink) -> Cluster:
     """Creates and shapes a cluster. If a part fails, everything created before is removed."""
     cluster = Cluster(name, num_nodes)
     check_can_emulate()
@@ -146,14 +146,14 @@ def _attach_node(cluster: Cluster, index: int) -> None:
     _run([*cluster.enter(index), "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0"])
 
 
-def set_link(cluster: Cluster, link: Link) -> None:
+def set_link(cluster: Cluster, link: NodeLink) -> None:
     """Shapes every node's interface in both directions. It may be called while traffic flows."""
     for index in range(cluster.num_nodes):
         _shape(cluster.node(index), INTERFACE, link)
         _shape(cluster.switch, f"port{index}", link)
 
 
-def _shape(namespace: str, device: str, link: Link) -> None:
+def _shape(namespace: str, device: str, link: NodeLink) -> None:
     device_of = ["tc", "-n", namespace, "qdisc"]
     if link.rate_mbit is None:
         subprocess.run([*device_of, "del", "dev", device, "root"], capture_output=True, check=False)
@@ -215,7 +215,7 @@ def remove_cluster(name: str) -> None:
 
 
 @contextmanager
-def emulated_cluster(name: str, num_nodes: int, link: Link) -> Iterator[Cluster]:
+def emulated_cluster(name: str, num_nodes: int, link: NodeLink) -> Iterator[Cluster]:
     """Creates a cluster that is removed at the end of the block, or when this process ends, however
     it ends.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.cluster import (
-    Link,
+    NodeLink,
     build_cluster,
     check_can_emulate,
     find_cluster,
@@ -71,7 +71,7 @@ def _report_errors(run: Callable[[], int]) -> int:
 
 
 def _up(parsed: argparse.Namespace) -> int:
-    link = Link(parsed.rate, parsed.packet_bytes)
+    link = NodeLink(parsed.rate, parsed.packet_bytes)
     cluster = build_cluster(parsed.name, parsed.nodes, link)
     speed = (
         "unlimited" if link.rate_mbit is None else f"{link.rate_mbit:g} Mbit/s in each direction"

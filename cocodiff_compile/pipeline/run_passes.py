@@ -18,7 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.decide.decision_file import EXACT
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.ir.aten import WAIT, is_collective
+from cocodiff_compile.ir.aten import WAIT
+from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.graph_pass import GraphPass, PassResult
 from cocodiff_compile.ir.records import Declined, Recognition
 from cocodiff_compile.schedule.estimate import ScheduleEstimate

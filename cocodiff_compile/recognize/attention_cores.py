@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from torch.fx import Graph, Node
 
 from cocodiff_compile.ir.aten import (
     BATCHED_MATMUL,
-    FUSED_ATTENTION,
-    UNSUPPORTED_ATTENTION,
     added_mask,
-    attention_operands,
     is_softmax,
     is_tensor,
     matmul_operands,
     parse_fused_attention,
     shape_of,
 )
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS
 from cocodiff_compile.recognize.walk import between, walk_back
 
 
@@ -58,28 +56,18 @@ def find_attention_cores(graph: Graph) -> list[AttentionCore]:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target in FUSED_ATTENTION:
+        if node.target in ATTENTION_OPS:
             cores.append(_fused_core(node))
-        elif node.target in UNSUPPORTED_ATTENTION:
-            cores.append(_unsupported_core(node))
         elif node.target in BATCHED_MATMUL and (core := _decomposed_core(node)) is not None:
             cores.append(core)
     return cores
 
 
 def _fused_core(node: Node) -> AttentionCore:
-    parsed = parse_fused_attention(node)
-    return replace(_one_op_core(node), mask=parsed.mask, is_causal=parsed.is_causal)
-
-
-def _unsupported_core(node: Node) -> AttentionCore:
-    return replace(_one_op_core(node), unsupported=UNSUPPORTED_ATTENTION[node.target])
-
-
-def _one_op_core(node: Node) -> AttentionCore:
+    op, parsed = ATTENTION_OPS[node.target], parse_fused_attention(node)
     q, k, v = (
-        Operand(operand, head_dim=1, token_dim=2, size_dim=3)
-        for operand in attention_operands(node)
+        Operand(operand, op.head_dim, op.token_dim, op.size_dim)
+        for operand in (parsed.query, parsed.key, parsed.value)
     )
     return AttentionCore(
         form="fused",
@@ -87,22 +75,22 @@ def _one_op_core(node: Node) -> AttentionCore:
         q=q,
         k=k,
         v=v,
-        output=node if is_tensor(node) else _first_result(node),
-        output_token_dim=2,
-        mask=None,
-        is_causal=False,
+        output=node if is_tensor(node) else _result(node, op.output),
+        output_token_dim=op.token_dim,
+        mask=parsed.mask,
+        is_causal=parsed.is_causal,
+        unsupported=op.unsupported,
     )
 
 
-def _first_result(node: Node) -> Node:
-    firsts = (u for u in node.users if u.target is operator.getitem and u.args[1] == 0)
-    return next(firsts, node)
+def _result(node: Node, place: int) -> Node:
+    """Returns the reader of one of several results, or `node` if nothing reads that."""
+    results = (u for u in node.users if u.target is operator.getitem and u.args[1] == place)
+    return next(results, node)
 
 
 def _decomposed_core(second: Node) -> AttentionCore | None:
-    """Returns softmax(Q K^T) V ending in `second`, or None if this matmul is not the second one of
-    an attention.
-    """
+    """Returns softmax(Q K^T) V ending in `second`, or None if this matmul ends no attention."""
     weights, value = matmul_operands(second)
     scores = [
         reached

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.ir.aten import (
-    ALL_TO_ALL,
-    SLICING,
-    WAIT,
-    AllToAll,
-    is_view,
-    parse_all_to_all,
-)
+from cocodiff_compile.ir.aten import ALL_TO_ALL, SLICING, WAIT, is_view
+from cocodiff_compile.ir.collectives import AllToAll, parse_all_to_all
 from cocodiff_compile.ir.parts import rejoined
 from cocodiff_compile.ir.records import Role
 from cocodiff_compile.recognize.attention_cores import AttentionCore, Operand

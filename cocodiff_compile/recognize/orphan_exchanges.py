@@ -9,7 +9,8 @@ from collections.abc import Sequence, Set
 from torch.fx import Node
 
 from cocodiff_compile.ir import layout
-from cocodiff_compile.ir.aten import BATCHED_MATMUL, MATMUL, AllToAll, is_view, shape_of
+from cocodiff_compile.ir.aten import BATCHED_MATMUL, MATMUL, is_view, shape_of
+from cocodiff_compile.ir.collectives import AllToAll
 from cocodiff_compile.ir.layout import LayoutUnknown
 from cocodiff_compile.ir.module_path import module_path_of
 from cocodiff_compile.ir.records import Declined

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.ir.aten import ALL_TO_ALL, is_all_to_all, parse_all_to_all
+from cocodiff_compile.ir.aten import ALL_TO_ALL
+from cocodiff_compile.ir.collectives import is_all_to_all, parse_all_to_all
 from cocodiff_compile.ir.module_path import module_path_of
 from cocodiff_compile.ir.records import Declined
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch.fx import Node
 
 from cocodiff_compile.compat import group_ranks
-from cocodiff_compile.ir.aten import AllToAll, bound, value_of
+from cocodiff_compile.ir.aten import bound, value_of
+from cocodiff_compile.ir.collectives import AllToAll
 from cocodiff_compile.recognize.attention_cores import AttentionCore
 from cocodiff_compile.recognize.exchanges import Surroundings
 

@@ -13,11 +13,8 @@ from typing import Literal
 from torch.fx import Node
 
 from cocodiff_compile.ir import layout
-from cocodiff_compile.ir.aten import (
-    AllToAll,
-    shape_of,
-    size_bytes,
-)
+from cocodiff_compile.ir.aten import shape_of, size_bytes
+from cocodiff_compile.ir.collectives import AllToAll
 from cocodiff_compile.ir.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size, known
 from cocodiff_compile.ir.module_path import module_path_of
 from cocodiff_compile.ir.parts import is_padding

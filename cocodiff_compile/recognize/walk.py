@@ -13,13 +13,13 @@ from torch.fx import Node
 from cocodiff_compile.ir import layout
 from cocodiff_compile.ir.aten import (
     WAIT,
-    communicates,
     is_concatenation,
     is_heavy,
     is_number,
     shape_of,
     step_layout,
 )
+from cocodiff_compile.ir.collectives import communicates
 from cocodiff_compile.ir.layout import RANK, Dims, Factor, LayoutUnknown, Size
 from cocodiff_compile.ir.parts import keep_layout, kept, part_of, rejoin_layout, rejoined
 

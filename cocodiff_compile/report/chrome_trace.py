@@ -4,47 +4,39 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cocodiff_compile.cost.timeline import Timeline
 
-@dataclass(frozen=True)
-class TraceSpan:
-    thread: str
-    name: str
-    category: str
-    start_us: float
-    duration_us: float
-
-    @property
-    def end_us(self) -> float:
-        return self.start_us + self.duration_us
+_MICROSECONDS = 1e6
 
 
 @dataclass
 class ChromeTrace:
+    """Timelines one below the other, in the order in which they are added."""
+
     _events: list[dict[str, Any]] = field(default_factory=list)
     _num_processes: int = 0
 
-    def add_process(self, title: str, threads: Sequence[str], spans: Iterable[TraceSpan]) -> None:
-        """Adds a process below those added before, with its `threads` from top to bottom."""
+    def add_process(self, title: str, timeline: Timeline) -> None:
+        """Adds a timeline below those added before."""
         process, self._num_processes = self._num_processes, self._num_processes + 1
-        numbers = {thread: number for number, thread in enumerate(threads)}
+        threads = {lane: number for number, lane in enumerate(timeline.lanes)}
         self._about("process_name", process, 0, name=title)
         self._about("process_sort_index", process, 0, sort_index=process)
-        for thread, number in numbers.items():
-            self._about("thread_name", process, number, name=thread)
-        for span in spans:
+        for lane, number in threads.items():
+            self._about("thread_name", process, number, name=lane)
+        for span in timeline.spans:
             self._events.append(
                 {
                     "name": span.name,
-                    "cat": span.category,
+                    "cat": span.kind,
                     "ph": "X",
-                    "ts": span.start_us,
-                    "dur": span.duration_us,
+                    "ts": span.begin_s * _MICROSECONDS,
+                    "dur": span.seconds * _MICROSECONDS,
                     "pid": process,
-                    "tid": numbers[span.thread],
+                    "tid": threads[span.lane],
                 }
             )
 

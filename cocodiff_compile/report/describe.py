@@ -77,10 +77,10 @@ def describe_estimate(estimate: ScheduleEstimate) -> dict[str, Any]:
         "after": _describe_order(estimate.after),
         "exchanges": [
             {
-                "exchange": item.name,
+                "exchange": item.span.name,
                 "site": item.site,
-                "begins": _ms(item.begin_s),
-                "ends": _ms(item.end_s),
+                "begins": _ms(item.span.begin_s),
+                "ends": _ms(item.span.end_s),
                 "exposed": _ms(item.exposed_s),
                 "hidden": _ms(item.hidden_s),
                 "behind": list(item.behind),
@@ -95,9 +95,9 @@ def _describe_order(order: OrderEstimate) -> dict[str, Any]:
     for item in order.exchanges:
         by_site.setdefault(item.site, []).append(item)
     return {
-        "step": _ms(order.step_s),
-        "compute": _ms(order.compute_s),
-        "exposed": _ms(order.exposed_s),
+        "step": _ms(order.timeline.step_s),
+        "compute": _ms(order.timeline.compute_s),
+        "exposed": _ms(order.timeline.exposed_s),
         "sites": {
             site: {
                 "exposed": _ms(sum(item.exposed_s for item in items)),

@@ -10,50 +10,37 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cocodiff_compile.cost.clock import Span
-from cocodiff_compile.cost.tasks import NO_SITE, Task
+from cocodiff_compile.cost.tasks import NO_SITE
+from cocodiff_compile.cost.timeline import Timeline
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.report.chrome_trace import ChromeTrace, TraceSpan
+from cocodiff_compile.report.chrome_trace import ChromeTrace
 from cocodiff_compile.report.lane_charts import LaneChart, draw_charts
 from cocodiff_compile.schedule.estimate import OrderEstimate, ScheduleEstimate
 
 SUFFIXES = (".svg", ".png", ".pdf", ".json")
-_COMPUTE, _LINKS = "compute", "links"
 
 
 def draw_schedule(estimate: ScheduleEstimate, file: Path) -> None:
-    """Writes a picture, or with `.json` a trace."""
+    """Writes a picture, or with `.json` a trace. Raises UserError for any other name."""
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file}: the name must end in {', '.join(SUFFIXES)}")
     orders = {"as captured": estimate.before, "as ordered": estimate.after}
-    charts = {
-        name: LaneChart(
-            f"{name}: {order.step_s * 1e3:.1f} ms, of which {order.exposed_s * 1e3:.1f} ms exposed",
-            (_COMPUTE, _LINKS),
-            [_trace_span(span, estimate.tasks[span.place]) for span in order.spans],
-        )
-        for name, order in orders.items()
-    }
     if file.suffix == ".json":
         trace = ChromeTrace()
-        for name, chart in charts.items():
-            trace.add_process(f"{name}, estimated", chart.lanes, chart.spans)
+        for name, order in orders.items():
+            trace.add_process(f"{name}, estimated", order.timeline)
         file.write_text(json.dumps(trace.to_json()))
         return
     site = _middle_site(estimate)
-    parts = [charts[name].between(*_around(order, site)) for name, order in orders.items()]
-    draw_charts(parts, f"estimated: attention {site} of a step, and what runs beside it", [file])
+    charts = [
+        LaneChart(_title(name, order.timeline), _around(order, site))
+        for name, order in orders.items()
+    ]
+    draw_charts(charts, f"estimated: attention {site} of a step, and what runs beside it", [file])
 
 
-def _trace_span(span: Span, task: Task) -> TraceSpan:
-    lane = _LINKS if task.kind == "start" else _COMPUTE
-    return TraceSpan(lane, task.name, _category(task), span.begin_s * 1e6, span.seconds * 1e6)
-
-
-def _category(task: Task) -> str:
-    if task.kind == "compute":
-        return "matmul" if task.site == NO_SITE else "attention"
-    return "exchange" if task.kind == "start" else "wait"
+def _title(name: str, whole: Timeline) -> str:
+    return f"{name}: {whole.step_s * 1e3:.1f} ms, of which {whole.exposed_s * 1e3:.1f} ms exposed"
 
 
 def _middle_site(estimate: ScheduleEstimate) -> int:
@@ -61,9 +48,8 @@ def _middle_site(estimate: ScheduleEstimate) -> int:
     return sites[len(sites) // 2]
 
 
-def _around(order: OrderEstimate, site: int) -> tuple[float, float]:
-    """Returns when the first exchange of an attention begins and its last one ends, in
-    microseconds.
-    """
-    own = [item for item in order.exchanges if item.site == site]
-    return min(item.begin_s for item in own) * 1e6, max(item.end_s for item in own) * 1e6
+def _around(order: OrderEstimate, site: int) -> Timeline:
+    """Returns the time from the first exchange of an attention to its last."""
+    own = [item.span for item in order.exchanges if item.site == site]
+    begin_s, end_s = min(span.begin_s for span in own), max(span.end_s for span in own)
+    return order.timeline.between(begin_s, end_s)

@@ -10,7 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.compat import group_ranks, optimization_hint
-from cocodiff_compile.ir.aten import bound, collectives_by_group
+from cocodiff_compile.ir.aten import bound
+from cocodiff_compile.ir.collectives import collectives_by_group
 
 _TEMPLATE = '''"""{title}
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cocodiff_compile.cost.timeline import SpanKind, Timeline
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.report.chrome_trace import TraceSpan
 
-_COLORS = {
+_COLORS: dict[SpanKind, str] = {
     "matmul": "#4c6a92",
     "attention": "#2f4562",
     "kernel": "#8fb3d9",
@@ -23,26 +23,10 @@ _COLORS = {
 
 @dataclass(frozen=True)
 class LaneChart:
-    """Describes one chart; `lanes` are the threads of the spans, from top to bottom."""
+    """A timeline under a title."""
 
     title: str
-    lanes: Sequence[str]
-    spans: Sequence[TraceSpan]
-
-    def between(self, begin_us: float, end_us: float) -> LaneChart:
-        """Returns the part of the chart in a time interval, which then begins at 0."""
-        inside = [
-            TraceSpan(
-                span.thread,
-                span.name,
-                span.category,
-                max(span.start_us, begin_us) - begin_us,
-                min(span.end_us, end_us) - max(span.start_us, begin_us),
-            )
-            for span in self.spans
-            if span.end_us > begin_us and span.start_us < end_us
-        ]
-        return LaneChart(self.title, self.lanes, inside)
+    timeline: Timeline
 
 
 def draw_charts(charts: Sequence[LaneChart], title: str, files: Iterable[Path]) -> None:
@@ -54,13 +38,13 @@ def draw_charts(charts: Sequence[LaneChart], title: str, files: Iterable[Path]) 
         raise UserError(
             "a picture needs matplotlib: pip install 'cocodiff-compile[plots]'"
         ) from None
-    height = sum(len(chart.lanes) for chart in charts)
+    height = sum(len(chart.timeline.lanes) for chart in charts)
     figure = Figure(figsize=(10, 1.6 + 0.42 * height), layout="constrained")
     all_axes = figure.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
     for axes, chart in zip(all_axes, charts, strict=True):
         _draw(axes, chart)
     all_axes[-1].set_xlabel("ms", fontsize=8)
-    seen = {span.category for chart in charts for span in chart.spans}
+    seen = {span.kind for chart in charts for span in chart.timeline.spans}
     handles = [Patch(color=color, label=kind) for kind, color in _COLORS.items() if kind in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
@@ -69,17 +53,18 @@ def draw_charts(charts: Sequence[LaneChart], title: str, files: Iterable[Path]) 
 
 
 def _draw(axes: Any, chart: LaneChart) -> None:
-    for span in chart.spans:
+    lanes = chart.timeline.lanes
+    for span in chart.timeline.spans:
         axes.barh(
-            chart.lanes.index(span.thread),
-            span.duration_us / 1e3,
-            left=span.start_us / 1e3,
-            color=_COLORS[span.category],
+            lanes.index(span.lane),
+            span.seconds * 1e3,
+            left=span.begin_s * 1e3,
+            color=_COLORS[span.kind],
             height=0.8,
             edgecolor="white",
             linewidth=0.4,
         )
-    axes.set_yticks(range(len(chart.lanes)), chart.lanes, fontsize=8)
+    axes.set_yticks(range(len(lanes)), lanes, fontsize=8)
     axes.invert_yaxis()
     axes.set_title(chart.title, loc="left", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,1 +1,1 @@
-"""Which step of a rank's program comes when: tasks, their costs, and an order for them."""
+"""Orders the steps of a rank's program: tasks, an order for them, and what it saves."""

@@ -1,42 +1,37 @@
-"""What an order of tasks is estimated to save: times before and after, exchange by exchange."""
+"""Estimates what an order of tasks saves: times before and after, exchange by exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cocodiff_compile.cost.clock import Clock, Span, run_in_order
+from cocodiff_compile.cost.clock import Clock, run_in_order
 from cocodiff_compile.cost.tasks import Task, Tasks, captured_order
+from cocodiff_compile.cost.timeline import COMPUTE, Span, Timeline
 from cocodiff_compile.schedule.list_schedule import list_schedule
 
 
 @dataclass(frozen=True)
 class ExchangeEstimate:
-    """One exchange: how long it is on the links, and how long the rank stands still for it."""
+    """One exchange: when it is on the links, and how long the rank stands still for it."""
 
-    name: str
+    span: Span
     site: int
-    begin_s: float
-    end_s: float
     exposed_s: float
     behind: tuple[str, ...]
-    """What computes while it is on the links, the longest first."""
+    """The names of the longest computations while it is on the links, the longest first."""
 
     @property
     def hidden_s(self) -> float:
-        return max(0.0, self.end_s - self.begin_s - self.exposed_s)
+        return max(0.0, self.span.seconds - self.exposed_s)
 
 
 @dataclass(frozen=True)
 class OrderEstimate:
     """A program in one order."""
 
-    step_s: float
-    compute_s: float
-    exposed_s: float
+    timeline: Timeline
     exchanges: tuple[ExchangeEstimate, ...]
-    spans: tuple[Span, ...]
-    """When each task runs."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +46,12 @@ class ScheduleEstimate:
     @property
     def gain(self) -> float:
         """The part of the time that the new order saves."""
-        return 1 - self.after.step_s / self.before.step_s if self.before.step_s else 0.0
+        before_s = self.before.timeline.step_s
+        return 1 - self.after.timeline.step_s / before_s if before_s else 0.0
 
 
 def estimate_schedule(tasks: Tasks) -> ScheduleEstimate:
+    """Returns the estimates of the captured order and of the one that the list scheduler finds."""
     scheduled = list_schedule(tasks)
     return ScheduleEstimate(
         tuple(tasks),
@@ -65,54 +62,31 @@ def estimate_schedule(tasks: Tasks) -> ScheduleEstimate:
 
 
 def _estimate(clock: Clock) -> OrderEstimate:
-    return OrderEstimate(
-        clock.now_s,
-        clock.computed_s,
-        clock.exposed_s,
-        tuple(_exchanges(clock)),
-        tuple(clock.spans),
-    )
-
-
-def _exchanges(clock: Clock) -> list[ExchangeEstimate]:
-    tasks = clock.tasks
-    computing = [span for span in clock.spans if tasks[span.place].kind == "compute"]
-    exposed = {
-        tasks[span.place].needs[0]: span.seconds
-        for span in clock.spans
-        if tasks[span.place].kind == "wait"
-    }
+    computing = [
+        span for span in clock.spans if span.lane == COMPUTE and span.kind not in ("start", "wait")
+    ]
     found = []
     first = 0
-    for span in (span for span in clock.spans if tasks[span.place].kind == "start"):
+    for start, span in clock.exchanges.items():
         while first < len(computing) and computing[first].end_s <= span.begin_s:
             first += 1
-        task = tasks[span.place]
-        behind = _behind(tasks, computing, first, span)
-        found.append(
-            ExchangeEstimate(
-                task.name,
-                task.site,
-                span.begin_s,
-                span.end_s,
-                exposed.get(span.place, 0.0),
-                behind,
-            )
-        )
-    return found
+        behind = _behind(computing[first:], span)
+        exposed_s = clock.exposed_s.get(start, 0.0)
+        found.append(ExchangeEstimate(span, clock.tasks[start].site, exposed_s, behind))
+    return OrderEstimate(clock.timeline, tuple(found))
 
 
 _NAMED = 3
 
 
-def _behind(tasks: Tasks, computing: Sequence[Span], first: int, span: Span) -> tuple[str, ...]:
-    """Names of what computes during `span`, beginning to look at `first`."""
+def _behind(computing: Sequence[Span], span: Span) -> tuple[str, ...]:
+    """Returns the names of what computes during `span`."""
     shared: list[tuple[float, str]] = []
-    for other in computing[first:]:
+    for other in computing:
         if other.begin_s >= span.end_s:
             break
         seconds = min(other.end_s, span.end_s) - max(other.begin_s, span.begin_s)
         if seconds > 0:
-            shared.append((seconds, tasks[other.place].name))
+            shared.append((seconds, other.name))
     shared.sort(key=lambda item: -item[0])
     return tuple(name for _, name in shared[:_NAMED])

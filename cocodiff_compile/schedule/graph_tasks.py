@@ -1,4 +1,4 @@
-"""A graph as tasks, and an order of tasks as an order of nodes.
+"""Turns a graph into tasks, and an order of tasks into an order of nodes.
 
 Matmuls, attentions, collectives and waits have a place of their own; so does what has an effect
 beside its value. All else is light: it goes right before the first of them that needs it.
@@ -15,19 +15,21 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.cost.costs import Costs
-from cocodiff_compile.cost.ops import heavy_seconds, light_seconds
+from cocodiff_compile.cost.ops import eager_seconds, heavy_seconds, light_seconds
 from cocodiff_compile.cost.tasks import NO_SITE, Order, Task, places
+from cocodiff_compile.cost.timeline import Work
 from cocodiff_compile.ir.aten import (
-    FUSED_ATTENTION,
     WAIT,
     aten,
     bound,
     is_alias,
-    is_collective,
     is_heavy,
+    parse_fused_attention,
     readers_of,
     size_bytes,
 )
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
+from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.schedule.list_schedule import list_schedule
 
@@ -41,19 +43,19 @@ class GraphTasks:
 
 
 def is_anchor(node: Node) -> bool:
-    """Whether a node has a place of its own in a schedule."""
+    """Returns whether a node has a place of its own in a schedule."""
     if node.op != "call_function" or is_write_back(node):
         return False
     return is_heavy(node) or is_collective(node) or node.is_impure()
 
 
 def is_write_back(node: Node) -> bool:
-    """Whether a node copies into an input of the graph, which nothing in it waits for."""
+    """Returns whether a node copies into an input of the graph, which nothing in it waits for."""
     return node.target is aten.copy_.default and bound(node)["self"].op == "placeholder"
 
 
 def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
-    """The tasks of a graph, in its order."""
+    """Returns the tasks of a graph, in its order."""
     anchors = [node for node in graph.nodes if is_anchor(node)]
     needs = _needs(graph, anchors)
     sites = _sites(found)
@@ -65,8 +67,30 @@ def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
     return GraphTasks(tuple(tasks), tuple(anchors))
 
 
+def unneeded_seconds(graph: Graph, costs: Costs) -> float:
+    """Returns the time of the light kernels that no task needs: those that make results of the
+    graph. No order changes it, so that estimates leave it out.
+    """
+    anchors = [node for node in graph.nodes if is_anchor(node)]
+    needed = {node for cone in _cones(graph, anchors) for node in cone.nodes} | set(anchors)
+    rest = (node for node in graph.nodes if node.op == "call_function" and node not in needed)
+    return sum(light_seconds(node, costs.device) for node in rest)
+
+
+def eager_tasks(graph: Graph, costs: Costs) -> tuple[Task, ...]:
+    """Returns a task for every call of a graph that runs call by call, in its order."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and not is_alias(node)]
+    tasks = []
+    for node, needs in zip(calls, _needs(graph, calls), strict=True):
+        task = _task(node, needs, {}, costs)
+        if node.target is not WAIT and not is_collective(node):
+            task = replace(task, seconds=eager_seconds(node, costs.device))
+        tasks.append(task)
+    return tuple(tasks)
+
+
 def step_seconds(graph: Graph, found: Recognition, costs: Costs) -> float:
-    """The estimated time of a graph in the best order that is found for it."""
+    """Returns the estimated time of a graph in the best order that is found for it."""
     return list_schedule(graph_tasks(graph, found, costs).tasks).clock.now_s
 
 
@@ -82,7 +106,7 @@ def _task(
         return make(kind="wait" if is_collective(_started(node)) else "compute")
     if not is_collective(node):
         heavy_s = heavy_seconds(node, costs.device) if is_heavy(node) else 0.0
-        return make(kind="compute", seconds=heavy_s)
+        return make(kind="compute", seconds=heavy_s, work=_work(node, sites))
     cost = costs.exchange(node)
     return make(
         kind="start",
@@ -95,14 +119,20 @@ def _task(
     )
 
 
+def _work(node: Node, sites: Mapping[Node, int]) -> Work:
+    if node.target in ATTENTION_OPS or node in sites:
+        return "attention"
+    return "matmul" if is_heavy(node) else "kernel"
+
+
 def _started(wait: Node) -> Node:
-    """What a wait waits for: a collective, or one result of a collective with several."""
+    """Returns what a wait waits for: a collective, or one result of a collective with several."""
     node = wait.all_input_nodes[0]
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
 def _sites(found: Recognition) -> dict[Node, int]:
-    """The nodes of each attention: its exchanges and its computation."""
+    """Returns the attention of each node that belongs to one: exchanges and computation."""
     sites: dict[Node, int] = {}
     for number, site in enumerate(found.sites):
         own = [*site.attention.nodes]
@@ -114,7 +144,7 @@ def _sites(found: Recognition) -> dict[Node, int]:
 
 
 def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
-    """For each anchor the nearest ones before it; those behind another one are left out."""
+    """Returns for each anchor the nearest ones that it needs, without those that these need."""
     number = {node: place for place, node in enumerate(anchors)}
     nearest: dict[Node, int] = {}
     before: list[int] = []
@@ -137,14 +167,16 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
 
 
 def _has_other_effect(node: Node) -> bool:
-    """Random numbers, copies into inputs: these stay in their order."""
-    if node.target in FUSED_ATTENTION and not bound(node).get("dropout_p"):
+    """Returns whether a node must stay in order with others like it: it draws random numbers, or
+    copies into an input.
+    """
+    if node.target in FUSED_ATTENTION and not parse_fused_attention(node).has_dropout:
         return False  # draws no random numbers
     return node.is_impure() and node.target is not WAIT and not is_collective(node)
 
 
 def _reduced(bits: int, before: Sequence[int]) -> int:
-    """Without those that stand before others of them."""
+    """Returns those that stand before no other of them."""
     if not bits & (bits - 1):
         return bits
     covered = 0
@@ -164,7 +196,7 @@ class _Cone:
 
 
 def _cones(graph: Graph, anchors: Sequence[Node]) -> list[_Cone]:
-    """For each anchor, in the order given, which is of all that a graph has."""
+    """Returns the cone of each anchor, in the order given; `anchors` are all that a graph has."""
     position = {node: place for place, node in enumerate(graph.nodes)}
     all_anchors = frozenset(anchors)
     owner: dict[Node, int] = {}
@@ -190,8 +222,8 @@ def _cones(graph: Graph, anchors: Sequence[Node]) -> list[_Cone]:
 
 
 def node_order(graph: Graph, anchors: Sequence[Node], order: Order) -> list[Node]:
-    """All nodes of a graph with its anchors in `order`: what is light right before what needs it,
-    and copies into inputs where they can first be made.
+    """Returns all nodes of a graph with its anchors in `order`: what is light right before what
+    needs it, and copies into inputs where they can first be made.
     """
     ordered = [anchors[place] for place in order]
     wanted: list[Node] = []
@@ -213,8 +245,8 @@ def reorder(graph: Graph, nodes: Sequence[Node]) -> None:
 
 
 def _as_early_as_possible(wanted: Sequence[Node], rest: Sequence[Node]) -> list[Node]:
-    """`wanted` as it is, and each node of `rest` right behind the last one it needs. A copy into an
-    input needs all that read this input, so that it does not overwrite what they read.
+    """Returns `wanted` as it is, and each node of `rest` right behind the last one it needs. A copy
+    into an input needs all that read this input, so that it does not overwrite what they read.
     """
     waits: dict[Node, int] = {}
     followers: dict[Node, list[Node]] = {}

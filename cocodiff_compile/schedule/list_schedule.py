@@ -1,4 +1,4 @@
-"""An order of tasks that keeps links busy behind computation: a list schedule.
+"""Finds an order of tasks that keeps links busy behind computation: a list schedule.
 
 At each turn one task is chosen, by what is known then:
 
@@ -93,7 +93,7 @@ class _Scheduler:
         return self.before[place] & self.left
 
     def _first_missing(self, place: int) -> int:
-        """What comes next on the way to a task: the task itself in the end.
+        """Returns what comes next on the way to a task: the task itself in the end.
 
         Computation that can run goes before waits for what the rest needs.
         """
@@ -110,13 +110,13 @@ class _Scheduler:
         return found
 
     def _arrival_s(self, place: int) -> float:
-        """When the last of what a task still waits for is there; never, if that is not sent yet."""
+        """Returns when the last of what a task waits for is there; never, if it is not sent yet."""
         missing = self._missing(place)
         if missing & self.starts:
             return float("inf")
-        arrives = self.clock.arrives_s
+        exchanges = self.clock.exchanges
         waits = (self.tasks[wait].needs[0] for wait in places(missing & self.waits))
-        return max((arrives[start] for start in waits), default=0.0)
+        return max((exchanges[start].end_s for start in waits), default=0.0)
 
     def _ready(self, starts: Sequence[int]) -> Iterator[_Ready]:
         for place in starts:
@@ -134,7 +134,7 @@ class _Scheduler:
         return urgent.place
 
     def _filler(self, next_s: float) -> int | None:
-        """Work for the time until `next_s`."""
+        """Returns work for the time until `next_s`."""
         gap_s = next_s - self.clock.now_s
         able = list(self._able())
         fitting = (place for place in able if self.clock.work_s((place,)) <= gap_s)
@@ -146,7 +146,7 @@ class _Scheduler:
         return shortest if gap_s > dry_s else None
 
     def _able(self) -> Iterator[int]:
-        """Computation ahead that could run now, without standing still."""
+        """Yields computation ahead that could run now, without standing still."""
         for number, place in enumerate(places(self.left & ~self.starts & ~self.waits)):
             if number == TASKS_AHEAD:
                 return
@@ -157,8 +157,8 @@ class _Scheduler:
 
 
 def _most_urgent(ready: Sequence[_Ready]) -> _Ready:
-    """Needed first, with the least work; of about as much work the one that was captured last,
-    which is V where Q and K need no norm either.
+    """Returns what is needed first, with the least work; of about as much work the one that was
+    captured last, which is V where Q and K need no norm either.
     """
     needed_at = min(item.needed_at for item in ready)
     candidates = [item for item in ready if item.needed_at == needed_at]
@@ -168,7 +168,7 @@ def _most_urgent(ready: Sequence[_Ready]) -> _Ready:
 
 
 def first_needed(tasks: Tasks) -> list[int]:
-    """For each start the place of the first computation that needs what it sends."""
+    """Returns for each start the place of the first computation that needs what it sends."""
     needed = [len(tasks)] * len(tasks)
     for place, task in reversed(list(enumerate(tasks))):
         own = place if task.kind == "compute" else needed[place]

@@ -1,4 +1,4 @@
-"""How much memory a graph takes at once, in a given order of its nodes: weights and other inputs,
+"""Estimates how much memory a graph takes in a given order of its nodes: weights and other inputs,
 which are there all the time, and values. What Inductor fuses away is not counted.
 """
 
@@ -13,8 +13,8 @@ from cocodiff_compile.ir.aten import WAIT, is_alias
 
 
 def peak_bytes(nodes: Sequence[Node]) -> int:
-    """The most that is alive at one time; a value lives until the last node that reads it or a
-    view of it, inputs live to the end.
+    """Returns the most bytes that are alive at one time; a value lives until the last node that
+    reads it or a view of it, inputs live to the end.
     """
     owner: dict[Node, Node] = {}
     last_use: dict[Node, int] = {}

@@ -24,16 +24,15 @@ from cocodiff_compile.ir.aten import (
     ALL_GATHER,
     ALL_TO_ALL,
     WAIT,
-    AllToAll,
     aten,
     bound,
     emit,
     emit_contiguous,
-    parse_all_to_all,
     shape_of,
     size_bytes,
     value_of,
 )
+from cocodiff_compile.ir.collectives import AllToAll, parse_all_to_all
 from cocodiff_compile.ir.inline import Inliner
 from cocodiff_compile.ir.records import Exchange
 from cocodiff_compile.v_major.delta_code import FULL, finite_or, lost_shares, send, update

@@ -240,7 +240,7 @@ def _put_out(run: dict[str, Any], folder: Path) -> int:
     from cocodiff_compile.lab.bench.timeline import draw_timelines  # noqa: PLC0415
 
     report = Report(run)
-    if any(point.timelines for point in report.points):
+    if any(point.profiled_steps for point in report.points):
         written = draw_timelines(report, folder)
     else:
         print("\n" + format_report(report))

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import distributed as dist
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, Link, find_cluster, set_link
+from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, NodeLink, find_cluster, set_link
 from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 from cocodiff_compile.ranks.launch.init_distributed import rank_device
 
@@ -74,7 +74,7 @@ def set_rate(rate_mbit: float | None) -> None:
     """Sets the rate of every node's interface in the emulated cluster. All ranks must call this."""
     dist.barrier()
     if dist.get_rank() == 0:
-        set_link(find_cluster(os.environ[CLUSTER_VARIABLE]), Link(rate_mbit))
+        set_link(find_cluster(os.environ[CLUSTER_VARIABLE]), NodeLink(rate_mbit))
     dist.barrier()
 
 

@@ -29,24 +29,24 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class NodeTraffic:
+    """What leaves a node, or one rank for other nodes, in a step."""
+
     size_bytes: int
     messages: int
 
 
 def traffic_between(
     collectives: Iterable[Collective], rank: int, node_of: Callable[[int], int]
-) -> Traffic:
-    """Returns what `rank` sends to ranks of other nodes. A collective is one message per
-    receiver.
-    """
+) -> NodeTraffic:
+    """Returns what `rank` sends to other nodes. A collective is one message per receiver."""
     sizes = [
         size
         for item in collectives
         for receiver, size in zip(item.ranks, item.sent_bytes, strict=True)
         if node_of(receiver) != node_of(rank)
     ]
-    return Traffic(sum(sizes), len(sizes))
+    return NodeTraffic(sum(sizes), len(sizes))
 
 
 @contextmanager

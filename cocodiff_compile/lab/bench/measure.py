@@ -27,8 +27,8 @@ from cocodiff_compile.lab.bench.links import (
     set_rate,
     streams_bytes_per_s,
 )
-from cocodiff_compile.lab.bench.local_groups import Collective, Traffic, traffic_between
-from cocodiff_compile.lab.bench.profile import Timeline
+from cocodiff_compile.lab.bench.local_groups import Collective, NodeTraffic, traffic_between
+from cocodiff_compile.lab.bench.profile import ProfiledStep
 from cocodiff_compile.lab.bench.set_share import set_share
 from cocodiff_compile.lab.bench.variants import MAIN_GROUP, STOCK, VARIANTS, Variant, ulysses_of
 from cocodiff_compile.lab.bench.worker import Compiled
@@ -149,7 +149,7 @@ class _Measurement:
         point = {"share": share, "rate_mbit": rate_mbit}
         ready = [variant for variant in self.variants if not self._reason(variant)]
         if self.case.profiled:
-            return {**point, "timelines": self._timelines(ready)}
+            return {**point, "profiled_steps": self._profiled_steps(ready)}
         return {**point, **self._figures(ready, where)}
 
     def _compile_for_links(self) -> None:
@@ -178,15 +178,14 @@ class _Measurement:
             ],
         }
 
-    def _timelines(self, ready: Sequence[Variant]) -> list[dict[str, Any]]:
-        """Returns the timelines of all ranks."""
-        timelines: list[dict[str, Any]] = []
+    def _profiled_steps(self, ready: Sequence[Variant]) -> list[dict[str, Any]]:
+        """Returns those of all ranks."""
+        found: list[dict[str, Any]] = []
         for variant in ready:
-            spans = tuple(self.workers.call(variant.worker_group, "profiled", variant.name))
-            mine = Timeline(variant.title, self.position.rank, spans).to_json()
-            timelines += gathered(mine)
+            timeline = self.workers.call(variant.worker_group, "profiled", variant.name)
+            found += gathered(ProfiledStep(variant.title, self.position.rank, timeline).to_json())
             self.say(f"{variant.title}: profiled")
-        return timelines
+        return found
 
     def _describe(
         self,
@@ -211,7 +210,7 @@ class _Measurement:
             "accounted_messages": own.messages,
         }
 
-    def _node_traffic(self, variant: Variant) -> Traffic:
+    def _node_traffic(self, variant: Variant) -> NodeTraffic:
         """Returns what the busiest node sends to others in a step."""
         compiled = self.compiled.get(variant.name)
         collectives: Sequence[Collective] = compiled.collectives if compiled else ()
@@ -222,7 +221,7 @@ class _Measurement:
         )
         dist.all_reduce(sent)
         size_bytes, messages = sent.max(dim=0).values.tolist()
-        return Traffic(size_bytes, messages)
+        return NodeTraffic(size_bytes, messages)
 
     def _counted(self, variant: Variant) -> dict[str, int] | None:
         """Returns what the interface of the busiest node counts in one step."""

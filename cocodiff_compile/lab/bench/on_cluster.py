@@ -10,7 +10,7 @@ from typing import Any
 
 from cocodiff_compile.lab.bench.cases import Grid
 from cocodiff_compile.lab.bench.links import LINKS_VARIABLE
-from cocodiff_compile.lab.cluster import Link, emulated_cluster
+from cocodiff_compile.lab.cluster import NodeLink, emulated_cluster
 from cocodiff_compile.lab.nodes import run_on_nodes
 from cocodiff_compile.lab.progress import Say, pass_on
 
@@ -30,7 +30,7 @@ def run_on_cluster(
     """
     given_file = result_file.with_suffix(".given.json")
     given_file.write_text(json.dumps(given))
-    with emulated_cluster(f"{name}{os.getpid()}", grid.nodes, Link()) as cluster:
+    with emulated_cluster(f"{name}{os.getpid()}", grid.nodes, NodeLink()) as cluster:
         run_on_nodes(
             cluster,
             grid.tiles,

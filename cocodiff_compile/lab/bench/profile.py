@@ -1,4 +1,4 @@
-"""Reads one step of one rank as spans from torch's profiler.
+"""Measures one step of one rank as a timeline, with torch's profiler.
 
 The lane `compute` is the calling thread, kernel by kernel, with its waits; the lanes `exchange 0`,
 `exchange 1` and so on are the threads that run collectives. Time 0 is when all ranks began.
@@ -11,79 +11,49 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-Kind = Literal["matmul", "attention", "kernel", "wait", "start", "exchange"]
+from cocodiff_compile.cost.timeline import COMPUTE, Span, SpanKind, Timeline
 
 _STEP = "cocodiff step"
 _WRAPPERS = ("Torch-Compiled", "## Call", "AOTDispatcher", "TorchDynamo", "Pregraph", _STEP)
 _MATMULS = ("mm", "linear", "matmul", "convolution", "gemm")
 _COLLECTIVES = ("gloo:", "nccl:", "xccl:", "ccl:")
+_MICROSECOND = 1e-6
 
 
 @dataclass(frozen=True)
-class Span:
-    lane: str
-    name: str
-    kind: Kind
-    start_us: float
-    duration_us: float
-
-    @property
-    def end_us(self) -> float:
-        return self.start_us + self.duration_us
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Holds the spans of one variant on one rank."""
+class ProfiledStep:
+    """One variant on one rank."""
 
     variant: str
     rank: int
-    spans: tuple[Span, ...]
+    timeline: Timeline
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Timeline:
-        spans = tuple(Span(**span) for span in data["spans"])
-        return cls(data["variant"], data["rank"], spans)
+    def from_json(cls, data: dict[str, Any]) -> ProfiledStep:
+        spans = tuple(Span(**span) for span in data["timeline"]["spans"])
+        return cls(data["variant"], data["rank"], Timeline(spans))
 
-    @property
-    def lanes(self) -> list[str]:
-        others = sorted({span.lane for span in self.spans} - {"compute"})
-        return ["compute", *others]
-
-    @property
-    def exchanges(self) -> list[Span]:
-        """The all-to-alls, ordered by start."""
-        return [
-            span for span in self.spans if span.kind == "exchange" and "all_to_all" in span.name
-        ]
-
-    def block(self, number: int, num_blocks: int) -> tuple[Span, ...]:
-        """Returns the spans of one of `num_blocks` blocks with equally many exchanges: from the end
-        of the preceding block's last exchange to the end of its own last exchange.
+    def block(self, number: int, num_blocks: int) -> Timeline:
+        """Returns what one of `num_blocks` blocks with the same number of all-to-alls does: from
+        the end of the last all-to-all of the block before to the end of its own.
         """
-        per_block = len(self.exchanges) // num_blocks
-        ends = sorted(span.end_us for span in self.exchanges)
-        begin = ends[number * per_block - 1] if number else 0.0
-        end = ends[(number + 1) * per_block - 1]
-        inside = [span for span in self.spans if span.end_us > begin and span.start_us < end]
-        return tuple(_cut(span, begin, end) for span in inside)
+        exchanges = (span for span in self.timeline.spans if span.kind == "exchange")
+        ends = sorted(span.end_s for span in exchanges if "all_to_all" in span.name)
+        per_block = len(ends) // num_blocks
+        begin_s = ends[number * per_block - 1] if number else 0.0
+        return self.timeline.between(begin_s, ends[(number + 1) * per_block - 1])
 
 
-def _cut(span: Span, begin: float, end: float) -> Span:
-    start = max(span.start_us, begin)
-    return Span(span.lane, span.name, span.kind, start - begin, min(span.end_us, end) - start)
-
-
-def profile_step(meet: Callable[[], object], step: Callable[[], object]) -> list[Span]:
-    """Runs `step` once under the profiler. `meet` lets all ranks begin together."""
+def profile_step(meet: Callable[[], object], step: Callable[[], object]) -> Timeline:
+    """Runs `step` once under the profiler; `meet` lets all ranks begin together."""
     activities = [ProfilerActivity.CPU]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type.upper()  # type: ignore[union-attr]
@@ -95,11 +65,11 @@ def profile_step(meet: Callable[[], object], step: Callable[[], object]) -> list
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
-        return read_spans(json.loads(file.read_text())["traceEvents"])
+        return read_timeline(json.loads(file.read_text())["traceEvents"])
 
 
-def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
-    """Returns the spans of a Chrome trace that holds one step, ordered by start."""
+def read_timeline(events: Iterable[dict[str, Any]]) -> Timeline:
+    """Returns the timeline of a Chrome trace that holds one step, spans by their begin."""
     whole = [event for event in events if event.get("ph") == "X"]
     step = next(event for event in whole if event["name"] == _STEP)
     timed = sorted(
@@ -110,22 +80,24 @@ def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
     lanes: dict[Any, str] = {}
     busy_until = step["ts"]
     for event in timed:
-        name, start = event["name"], event["ts"] - step["ts"]
+        name = event["name"]
+        begin_s = (event["ts"] - step["ts"]) * _MICROSECOND
+        end_s = begin_s + event["dur"] * _MICROSECOND
         if name.startswith(_COLLECTIVES):
             lane = lanes.setdefault(event["tid"], f"exchange {len(lanes)}")
-            spans.append(Span(lane, name, "exchange", start, event["dur"]))
+            spans.append(Span(lane, name, "exchange", begin_s, end_s))
         elif (
             event["tid"] == step["tid"]
             and event["ts"] >= busy_until
             and not name.startswith(_WRAPPERS)
         ):
-            spans.append(Span("compute", name, kind_of(name), start, event["dur"]))
+            spans.append(Span(COMPUTE, name, kind_of(name), begin_s, end_s))
             busy_until = event["ts"] + event["dur"]
-    return spans
+    return Timeline(tuple(spans))
 
 
-def kind_of(name: str) -> Kind:
-    """Returns the kind of a span of the calling thread, by the name of the op or kernel."""
+def kind_of(name: str) -> SpanKind:
+    """Returns the kind of what the calling thread does, by the name of the op or kernel."""
     if "wait_tensor" in name:
         return "wait"
     if name.startswith("_c10d_functional"):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocodiff_compile.lab.bench.cases import Case
-from cocodiff_compile.lab.bench.profile import Timeline
+from cocodiff_compile.lab.bench.profile import ProfiledStep
 
 NOISE_LIMIT = 0.1
 COUNT_LIMIT = 0.05
@@ -93,9 +93,9 @@ class Point:
         return self.case.title + ("" if share is None else f", {share} %")
 
     @property
-    def timelines(self) -> tuple[Timeline, ...]:
-        """The timelines of a case that was profiled instead of measured."""
-        return tuple(map(Timeline.from_json, self.data.get("timelines", ())))
+    def profiled_steps(self) -> tuple[ProfiledStep, ...]:
+        """Returns none for a case that was measured instead of profiled."""
+        return tuple(map(ProfiledStep.from_json, self.data.get("profiled_steps", ())))
 
     @property
     def variants(self) -> tuple[VariantResult, ...]:

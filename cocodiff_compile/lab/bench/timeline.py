@@ -1,6 +1,4 @@
-"""Writes profiled steps of all ranks and variants: a trace for Perfetto and a picture of one
-block.
-"""
+"""Writes profiled steps of all ranks and variants: a file for Perfetto, a picture of one block."""
 
 from __future__ import annotations
 
@@ -8,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from cocodiff_compile.lab.bench.profile import Span, Timeline
+from cocodiff_compile.lab.bench.profile import ProfiledStep
 from cocodiff_compile.lab.bench.results import Point, Report
-from cocodiff_compile.report.chrome_trace import ChromeTrace, TraceSpan
+from cocodiff_compile.report.chrome_trace import ChromeTrace
 from cocodiff_compile.report.lane_charts import LaneChart, draw_charts
 
 
@@ -20,17 +18,17 @@ def draw_timelines(report: Report, folder: Path) -> list[Path]:
     for number, point in enumerate(report.points):
         stem = "timeline" if number == 0 else f"timeline_{number}"
         trace, pictures = folder / f"{stem}.json", [folder / f"{stem}{s}" for s in (".svg", ".png")]
-        write_trace(point.timelines, trace)
+        write_trace(point.profiled_steps, trace)
         draw_block(point, pictures)
         written += [trace, *pictures]
     return written
 
 
-def write_trace(timelines: Sequence[Timeline], file: Path) -> None:
-    """Writes a trace with one process per variant and rank."""
+def write_trace(steps: Sequence[ProfiledStep], file: Path) -> None:
+    """Writes a trace with a process per variant and rank."""
     trace = ChromeTrace()
-    for timeline in timelines:
-        trace.add_process(_title(timeline), timeline.lanes, _trace_spans(timeline.spans))
+    for step in steps:
+        trace.add_process(_title(step), step.timeline)
     file.write_text(json.dumps(trace.to_json()))
 
 
@@ -39,23 +37,14 @@ def draw_block(point: Point, files: Sequence[Path]) -> None:
     num_blocks = point.case.workload.num_attentions
     middle = num_blocks // 2
     charts = [
-        LaneChart(
-            _title(timeline), timeline.lanes, _trace_spans(timeline.block(middle, num_blocks))
-        )
-        for timeline in point.timelines
-        if timeline.rank == 0
+        LaneChart(_title(step), step.block(middle, num_blocks))
+        for step in point.profiled_steps
+        if step.rank == 0
     ]
     rate = point.data["rate_mbit"]
     links = "" if rate is None else f", emulated links of {rate:.0f} Mbit/s"
     draw_charts(charts, f"block {middle + 1} of {num_blocks}: {point.title}{links}", files)
 
 
-def _title(timeline: Timeline) -> str:
-    return f"{timeline.variant}, rank {timeline.rank}"
-
-
-def _trace_spans(spans: Sequence[Span]) -> list[TraceSpan]:
-    return [
-        TraceSpan(span.lane, span.name, span.kind, span.start_us, span.duration_us)
-        for span in spans
-    ]
+def _title(step: ProfiledStep) -> str:
+    return f"{step.variant}, rank {step.rank}"

@@ -14,9 +14,10 @@ from torch import nn
 
 from cocodiff_compile.compat import Unsupported, name_cpp_kernels
 from cocodiff_compile.compiler.find_machines import forget_machines
+from cocodiff_compile.cost.timeline import Timeline
 from cocodiff_compile.lab.bench.cases import DTYPES, Workload
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups
-from cocodiff_compile.lab.bench.profile import Span, profile_step
+from cocodiff_compile.lab.bench.profile import profile_step
 from cocodiff_compile.lab.bench.variants import VARIANTS
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 
@@ -126,13 +127,11 @@ class Worker:
         """
         name_cpp_kernels()
 
-    def profiled(self, name: str) -> list[Span]:
-        """Returns the spans of one call on this rank under the profiler. All ranks begin
-        together.
-        """
-        for _ in range(2):  # the first profile includes the profiler's own start
-            spans = profile_step(dist.barrier, lambda: self._sample(self._calls[name]))
-        return spans
+    def profiled(self, name: str) -> Timeline:
+        """Returns one call on this rank under the profiler; all ranks begin together."""
+        for _ in range(2):  # the profiler's own first time is no step's
+            timeline = profile_step(dist.barrier, lambda: self._sample(self._calls[name]))
+        return timeline
 
     def _sample(self, call: Callable[..., Any]) -> torch.Tensor:
         with torch.no_grad():

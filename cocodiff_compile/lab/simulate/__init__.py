@@ -1,1 +1,1 @@
-"""What a step would cost on a machine one does not have: `cocodiff simulate`."""
+"""Estimates a step on a machine one does not have: `cocodiff simulate`."""

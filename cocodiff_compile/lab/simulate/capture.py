@@ -1,15 +1,17 @@
-"""One step of a published model as our backend would run it, for several ways of exchanging.
+"""Captures one step of a published model as our backend would run it, for several ways of
+exchanging.
 
 The model exists in shapes only: fake tensors and a fake process group. Its repeated blocks are
 compiled one by one, as `compile_repeated_blocks` does, so that one graph serves many blocks; what
-runs between them runs eagerly, and is recorded call by call. Each graph is the one that the backend
-would generate code from, behind every pass.
+runs between them runs eagerly, and is recorded call by call, as a graph too. Each compiled graph is
+the one that the backend would generate code from, behind every pass.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,20 +28,24 @@ from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.ir.aten import WAIT
 from cocodiff_compile.lab.fake_ranks import fake_ranks
-from cocodiff_compile.lab.simulate.kernels import Call, ProgramBuilder, graph_program
 from cocodiff_compile.lab.simulate.pad_heads import parallelize_padded
-from cocodiff_compile.lab.simulate.program import Program, joined
+from cocodiff_compile.lab.simulate.program import (
+    Program,
+    eager_program,
+    graph_program,
+    joined,
+    simulated_costs,
+)
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape
 from cocodiff_compile.topology.axes import Topology
 
-Piece: TypeAlias = "Call | _Compiled"
+Piece: TypeAlias = "_EagerCalls | _Compiled"
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is captured: a model at a size on `num_ranks`, in Ulysses groups of `degree`."""
+class SimulatedCase:
+    """A model at a size on `num_ranks`, in Ulysses groups of `degree`."""
 
     shape: PublicShape
     resolution: int
@@ -55,6 +61,32 @@ class _Compiled:
     graphs: Mapping[str, Graph]
 
 
+@dataclass(eq=False)
+class _EagerCalls:
+    """Calls between two compiled blocks, as a graph; tensors from outside are placeholders."""
+
+    graph: Graph = field(default_factory=Graph)
+    _nodes: dict[int, Node] = field(default_factory=dict)
+    """By the `id` of a tensor, which its node keeps alive."""
+
+    def add(self, target: Any, args: Any, kwargs: Any, result: Any) -> None:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._node_of, (args, kwargs))
+        node = self._keep(self.graph.call_function(target, args, kwargs), result)
+        if isinstance(result, (tuple, list)):
+            for place, part in enumerate(result):
+                self._keep(self.graph.call_function(operator.getitem, (node, place)), part)
+
+    def _node_of(self, tensor: torch.Tensor) -> Node:
+        known = self._nodes.get(id(tensor))
+        return self._keep(self.graph.placeholder("input"), tensor) if known is None else known
+
+    def _keep(self, node: Node, value: Any) -> Node:
+        node.meta["val"] = value
+        if isinstance(value, torch.Tensor):
+            self._nodes[id(value)] = node
+        return node
+
+
 @dataclass
 class CapturedStep:
     """One forward: eager calls and calls of compiled blocks, in order."""
@@ -62,8 +94,16 @@ class CapturedStep:
     pieces: list[Piece] = field(default_factory=list)
 
     @property
+    def eager(self) -> _EagerCalls:
+        """Returns the eager calls since the last compiled block, to which more may be added."""
+        last = self.pieces[-1] if self.pieces else None
+        if not isinstance(last, _EagerCalls):
+            self.pieces.append(last := _EagerCalls())
+        return last
+
+    @property
     def graphs(self) -> list[_Compiled]:
-        """Each compiled graph once."""
+        """Returns each compiled graph once."""
         compiled = (piece for piece in self.pieces if isinstance(piece, _Compiled))
         return list(dict.fromkeys(compiled))
 
@@ -72,30 +112,21 @@ class CapturedStep:
         return sum(isinstance(piece, _Compiled) for piece in self.pieces)
 
     def program(self, way: str, device: Device, topology: Topology) -> Program:
-        """What one rank does with the exchanges made in one of the ways."""
-        blocks = {
-            piece: graph_program(piece.graphs[way], device, topology) for piece in self.graphs
+        """Returns what one rank does with the exchanges made in one of the ways."""
+        pieces = list(dict.fromkeys(self.pieces))
+        compiled = {piece: piece.graphs[way] for piece in pieces if isinstance(piece, _Compiled)}
+        eager = {piece: piece.graph for piece in pieces if isinstance(piece, _EagerCalls)}
+        costs = simulated_costs(device, topology, (*compiled.values(), *eager.values()))
+        programs: dict[Piece, Program] = {
+            **{piece: graph_program(graph, costs) for piece, graph in compiled.items()},
+            **{piece: eager_program(graph, costs) for piece, graph in eager.items()},
         }
-        programs: list[Program] = []
-        eager: list[Call] = []
-        for piece in self.pieces:
-            if isinstance(piece, Call):
-                eager.append(piece)
-                continue
-            programs += [_eager_program(eager, device, topology), blocks[piece]]
-            eager = []
-        return joined([*programs, _eager_program(eager, device, topology)])
+        return joined(programs[piece] for piece in self.pieces)
 
 
-def _eager_program(calls: list[Call], device: Device, topology: Topology) -> Program:
-    builder = ProgramBuilder(device, topology)
-    for call in calls:
-        waits_for = id(call.args[0]) if call.target is WAIT else None
-        builder.call(call, str(call.target), id(call.result), waits_for)
-    return builder.program()
-
-
-def capture_step(case: Case, ways: Mapping[str, Mapping[str, Any]], device: Device) -> CapturedStep:
+def capture_step(
+    case: SimulatedCase, ways: Mapping[str, Mapping[str, Any]], device: Device
+) -> CapturedStep:
     """Captures `case` once; `ways` are options of the backend, by name, which decides as it would
     on `device`. Needs no cluster, no accelerator and no weights; leaves no process group behind.
     """
@@ -147,7 +178,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.step.pieces.append(Call(func, args, kwargs or {}, result))
+        self.step.eager.add(func, args, kwargs or {}, result)
         return result
 
     @contextmanager
@@ -200,7 +231,7 @@ def _backend(
 
 
 def _stand_in(graph: Graph) -> Any:
-    """A callable that returns tensors like those of `graph`, without going through its nodes."""
+    """Returns a callable whose results are like those of `graph`, which runs none of its nodes."""
     outputs = graph.output_node().args[0]
 
     def call(*_args: Any) -> Any:

@@ -34,7 +34,7 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_simulate(parsed: argparse.Namespace) -> int:
-    """The exit status: 2 for what the user can fix."""
+    """Returns the exit status: 2 for what the user can fix."""
     try:
         _simulate(parsed)
     except UserError as error:
@@ -44,7 +44,7 @@ def run_simulate(parsed: argparse.Namespace) -> int:
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers."""
+    """Returns the numbers of `1,2,4`. Raises UserError for anything else."""
     parts = text.split(",")
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise UserError(f"--nodes is {shown(text)}; allowed: whole numbers from 1, such as 1,2,4,8")
@@ -68,7 +68,7 @@ def _simulate(parsed: argparse.Namespace) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> None:
-    """Everything that would fail after minutes of work."""
+    """Raises UserError for what would fail after minutes of work."""
     for name in ("ulysses_degree", "layers"):
         value = getattr(parsed, name)
         if value is not None and value < 1:

@@ -1,5 +1,5 @@
-"""What one rank computes with. Speeds are published; efficiencies are assumptions, fitted to
-nothing.
+"""The devices that a rank may compute with. Speeds are published; efficiencies are assumptions,
+fitted to nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DEVICES = {device.name: device for device in (AURORA_TILE, H100)}
 
 
 def device_for(name: str | None, topology_source: str) -> Device:
-    """The device asked for, else the tile for `aurora` and the H100 for everything else."""
+    """Returns the device asked for, else the tile for `aurora` and the H100 for everything else."""
     if name is None:
         return AURORA_TILE if topology_source == "aurora" else H100
     if name not in DEVICES:

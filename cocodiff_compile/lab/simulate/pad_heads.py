@@ -14,12 +14,12 @@ from cocodiff_compile.parallel import parallelize
 
 
 def padded_to(heads: int, degree: int) -> int:
-    """The next number of heads that `degree` ranks can share."""
+    """Returns the next number of heads that `degree` ranks can share."""
     return -(-heads // degree) * degree
 
 
 def parallelize_padded(model: nn.Module, heads: int, degree: int) -> None:
-    """`parallelize`, as if each attention had the padded number of heads."""
+    """Calls `parallelize` as if each attention had the padded number of heads."""
     attentions: list[Any] = [
         module for module in model.modules() if getattr(module, "heads", None) == heads
     ]

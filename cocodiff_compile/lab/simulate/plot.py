@@ -1,4 +1,4 @@
-"""A simulation as stacked bars: computation and exposed communication, per nodes and way."""
+"""Draws a simulation as stacked bars of computation and exposed communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMPUTE, _EXPOSED = "#4c6a92", "#e0803c"
 
 
 def check_plot(path: Path) -> None:
-    """UserError unless `path` can be drawn to here."""
+    """Raises UserError unless `path` can be drawn to here."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
     _matplotlib()

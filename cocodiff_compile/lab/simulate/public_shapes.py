@@ -68,18 +68,18 @@ class PublicShape:
     """Beyond this the model has no positions."""
 
     def num_tokens(self, resolution: int) -> int:
-        """Image tokens of a square image, or of all frames of a video."""
+        """Returns the image tokens of a square image, or of all frames of a video."""
         return self.frames * (resolution // PIXELS_PER_TOKEN) ** 2
 
     def text_tokens_for(self, degree: int) -> int:
-        """Rounded up to what `degree` ranks can share, where they share text."""
+        """Returns the text tokens, rounded up to what `degree` ranks share, if they share text."""
         return -(-self.text_tokens // degree) * degree if self.splits_text else self.text_tokens
 
     def num_layers(self, at_most: int | None) -> dict[str, int]:
         return {key: min(count, at_most or count) for key, count in self.layers.items()}
 
     def build(self, max_layers: int | None = None) -> nn.Module:
-        """The model in bf16; call it under a fake mode, or it takes tens of GB."""
+        """Returns the model in bf16; call it under a fake mode, or it takes tens of GB."""
         import diffusers  # noqa: PLC0415  (slow, and optional)
 
         sizes = {"num_attention_heads": self.heads, "attention_head_dim": self.head_size}
@@ -89,7 +89,7 @@ class PublicShape:
         return model.eval()
 
     def inputs(self, resolution: int, degree: int) -> Inputs:
-        """Keyword arguments of `forward`."""
+        """Returns the keyword arguments of `forward`."""
         sizes = InputSizes(resolution // PIXELS_PER_TOKEN, self.text_tokens_for(degree))
         return {**self.make_inputs(sizes), "return_dict": False}
 
@@ -247,7 +247,7 @@ def find_shape(name: str) -> PublicShape:
 
 
 def check_resolution(shape: PublicShape, resolution: int, degree: int) -> None:
-    """UserError unless the image makes whole tokens that `degree` ranks can share."""
+    """Raises UserError unless the image makes whole tokens that `degree` ranks can share."""
     if resolution < PIXELS_PER_TOKEN or resolution % PIXELS_PER_TOKEN:
         raise UserError(
             f"resolution {resolution} is not a multiple of {PIXELS_PER_TOKEN}, the pixels of one "

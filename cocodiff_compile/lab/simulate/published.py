@@ -25,7 +25,7 @@ _NODES = (1, 2, 4, 8)
 
 
 def published_figure(model: str, resolution: int, nodes: int, way: str) -> str:
-    """The published figure nearest to a row of the table, or nothing."""
+    """Returns the published figure nearest to a row of the table, or an empty text."""
     if nodes not in _NODES or model not in ("qwen-image", "flux", "flux2", "sd3.5"):
         return ""
     if way == FLAT:

@@ -1,22 +1,22 @@
-"""`simulate(settings)`: capture each case once, run every way of exchanging through the engine."""
+"""`simulate(settings)`: captures each case once and runs every way of exchanging by the clock."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cocodiff_compile.cost.exchanges import traffic
+from cocodiff_compile.cost.timeline import Timeline
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.show_topology import find_topology
-from cocodiff_compile.lab.simulate.capture import CapturedStep, Case, capture_step
+from cocodiff_compile.lab.simulate.capture import CapturedStep, SimulatedCase, capture_step
 from cocodiff_compile.lab.simulate.devices import device_for
-from cocodiff_compile.lab.simulate.engine import Timeline, simulate_program
 from cocodiff_compile.lab.simulate.pad_heads import padded_to
-from cocodiff_compile.lab.simulate.program import Program, Start
+from cocodiff_compile.lab.simulate.program import Program, Sent
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape, check_resolution, find_shape
 from cocodiff_compile.lab.simulate.published import published_figure
 from cocodiff_compile.lab.simulate.ways import FLAT, ways_for
@@ -82,8 +82,8 @@ class Simulation:
 def simulate(
     settings: SimulateSettings, say: Callable[[str], None] = lambda _line: None
 ) -> Simulation:
-    """Every number of nodes in every way. `say` hears of progress. UserError for bad settings,
-    before anything is captured. Drops what torch.compile has compiled in this process.
+    """Returns every number of nodes in every way. `say` hears of progress. Raises UserError for bad
+    settings before anything is captured. Drops what torch.compile has compiled in this process.
     """
     shape = find_shape(settings.model)
     device = device_for(settings.device, settings.topology)
@@ -105,7 +105,7 @@ def simulate(
     return Simulation(settings, shape, device, tuple(rows), tuple(dict.fromkeys(notes)))
 
 
-def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Case:
+def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> SimulatedCase:
     num_ranks = nodes * _ranks_per_node(settings.topology)
     degree = settings.degree or min(num_ranks, LARGEST_DEFAULT_DEGREE)
     if num_ranks < 2:
@@ -120,11 +120,11 @@ def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Case:
             f"{[d for d in range(2, num_ranks + 1) if num_ranks % d == 0]}, or other nodes"
         )
     check_resolution(shape, settings.resolution, degree)
-    return Case(shape, settings.resolution, num_ranks, degree, settings.max_layers)
+    return SimulatedCase(shape, settings.resolution, num_ranks, degree, settings.max_layers)
 
 
 def _ranks_per_node(source: str) -> int:
-    """Of a file: the ranks below its outermost axis."""
+    """Returns the ranks of a node; in a file, those below its outermost axis."""
     if source in PRESETS:
         return ranks_per_node(source)
     topology = find_topology(source, None)
@@ -132,7 +132,7 @@ def _ranks_per_node(source: str) -> int:
 
 
 def _capture(
-    settings: SimulateSettings, case: Case, device: Device, topology: Topology
+    settings: SimulateSettings, case: SimulatedCase, device: Device, topology: Topology
 ) -> tuple[dict[str, Program], CapturedStep]:
     with tempfile.TemporaryDirectory() as folder:
         ways = ways_for(topology, settings.topology, Path(folder), settings.all_plans)
@@ -143,16 +143,16 @@ def _capture(
 def _rows(
     settings: SimulateSettings,
     nodes: int,
-    case: Case,
+    case: SimulatedCase,
     topology: Topology,
     programs: dict[str, Program],
 ) -> list[Row]:
-    timelines = {way: simulate_program(program, topology) for way, program in programs.items()}
-    num_exchanges = sum(start.is_exchange for start in _starts(programs[FLAT]))
+    timelines = {way: program.timeline() for way, program in programs.items()}
+    num_exchanges = sum(sent.is_all_to_all for sent in programs[FLAT].sent)
     is_papers = settings.topology == "aurora" and settings.max_layers is None
     rows = []
     for way, program in programs.items():
-        exchanges = [start for start in _starts(program) if start.is_exchange]
+        exchanges = [sent for sent in program.sent if sent.is_all_to_all]
         messages = sum(use.messages for use in link_use(topology, exchanges))
         rows.append(
             Row(
@@ -163,7 +163,7 @@ def _rows(
                 _phases(exchanges, topology),
                 num_exchanges,
                 messages / num_exchanges if num_exchanges else 0.0,
-                tuple(link_use(topology, _starts(program))),
+                tuple(link_use(topology, program.sent)),
                 timelines[way],
                 timelines[FLAT].step_s / timelines[way].step_s,
                 published_figure(settings.model, settings.resolution, nodes, way)
@@ -174,28 +174,24 @@ def _rows(
     return rows
 
 
-def _starts(program: Program) -> list[Start]:
-    return [step for step in program if isinstance(step, Start)]
-
-
-def link_use(topology: Topology, starts: list[Start]) -> list[LinkUse]:
-    """Bytes and messages per link class, innermost first."""
+def link_use(topology: Topology, collectives: Sequence[Sent]) -> list[LinkUse]:
+    """Returns bytes and messages per link class, innermost first."""
     size_bytes = dict.fromkeys((axis.link.name for axis in topology.axes), 0.0)
     messages = dict.fromkeys(size_bytes, 0)
-    for start in starts:
-        for flow in traffic(topology, start.axes, start.size_bytes):
+    for sent in collectives:
+        for flow in traffic(topology, sent.axes, sent.size_bytes):
             size_bytes[flow.link.name] += flow.size_bytes
             messages[flow.link.name] += flow.messages * topology.num_ranks
     return [LinkUse(name, size_bytes[name], messages[name]) for name in size_bytes]
 
 
-def _phases(exchanges: list[Start], topology: Topology) -> str:
-    """The phases that occur, each once, in the order in which they do."""
-    phases = list(dict.fromkeys(start.axes for start in exchanges))
+def _phases(exchanges: Sequence[Sent], topology: Topology) -> str:
+    """Returns the phases that occur, each once, in the order in which they do."""
+    phases = list(dict.fromkeys(sent.axes for sent in exchanges))
     return "one phase" if phases == [topology.axis_names] else format_phases(phases)
 
 
-def _notes(case: Case) -> list[str]:
+def _notes(case: SimulatedCase) -> list[str]:
     shape, degree = case.shape, case.degree
     notes = []
     heads = padded_to(shape.heads, degree)

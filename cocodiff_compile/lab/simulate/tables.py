@@ -1,4 +1,4 @@
-"""A simulation as text for people and as plain data for JSON."""
+"""Writes a simulation as text for people and as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cocodiff_compile.report.describe import format_table
 
 
 def format_simulation(simulation: Simulation) -> str:
-    """What was assumed, the steps, and what crosses the links."""
+    """Returns what was assumed, the steps, and what crosses the links."""
     parts = [_head(simulation), _steps_table(simulation.rows), _links_table(simulation.rows)]
     return "\n\n".join(parts)
 
@@ -28,7 +28,7 @@ def _head(simulation: Simulation) -> str:
         f"per rank ({device.name}): {device.matmul_flops_per_s / 1e12:g} TFLOP/s x "
         f"{device.matmul_efficiency:g} in matmuls, x {device.attention_efficiency:g} in attention; "
         f"{device.memory_bytes_per_s / 1e12:g} TB/s x {device.memory_efficiency:g}; at least "
-        f"{device.launch_s * 1e6:g} us per kernel",
+        f"{device.launch_s * 1e6:g} us per kernel, fused pointwise ones apart",
     ]
     return "\n".join([*lines, *simulation.notes])
 
@@ -92,7 +92,7 @@ def _links_table(rows: tuple[Row, ...]) -> str:
 
 
 def simulation_data(simulation: Simulation, figures: list[Figure]) -> dict[str, Any]:
-    """Everything but the spans, which are in the trace."""
+    """Returns everything but the spans, which are in the trace."""
     return {
         "kind": "simulated",
         "settings": asdict(simulation.settings),

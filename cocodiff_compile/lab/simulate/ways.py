@@ -30,7 +30,7 @@ _Folded: TypeAlias = "list[tuple[Axis, ...]]"
 
 
 def ways_for(topology: Topology, source: str, folder: Path, all_plans: bool) -> Ways:
-    """The ways a machine allows. `source` names it to the backend; `folder` takes machine files."""
+    """Returns the ways a machine allows. The backend knows it as `source`; `folder` takes files."""
     ways: Ways = {FLAT: {"topology": source, "disable": _all_but("recognize-ulysses")}}
     for number, folded in enumerate(_foldings(topology)):
         is_papers = len(folded) == 2 and len(folded[0]) == 1
@@ -50,7 +50,7 @@ def _all_but(*passes: str) -> list[str]:
 
 
 def _foldings(topology: Topology) -> list[_Folded]:
-    """Every way to cut the axes, in their order, into two phases or more."""
+    """Returns every way to cut the axes, in their order, into two phases or more."""
     axes = topology.axes
     found = []
     for number in range(1, len(axes)):

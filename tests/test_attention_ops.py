@@ -1,0 +1,57 @@
+"""The table of attention ops: it fits torch's schemas, and every reader takes an op from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import sdpa_flop_count
+
+from cocodiff_compile.compiler.generated_order import code_kinds
+from cocodiff_compile.cut.head_cut import HEAD_RULES
+from cocodiff_compile.cut.row_cut import ROW_RULES
+from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION, attention_flops
+
+SUPPORTED = sorted(FUSED_ATTENTION, key=str)
+ON_CPU = [op for op in SUPPORTED if "math" in str(op) or "cpu" in str(op)]
+each_op = pytest.mark.parametrize("target", SUPPORTED, ids=str)
+
+
+@each_op
+def test_roles_are_arguments_of_the_op(target: Any) -> None:
+    """A mask that the table forgot would be a mask that a cut does not see."""
+    op, arguments = ATTENTION_OPS[target], target._schema.arguments
+    names = [argument.name for argument in arguments]
+    assert [op.query, op.key, op.value] == names[:3]
+    assert {op.causal, op.dropout} <= set(names)
+    optional = [item.name for item in arguments if str(item.type) == "Optional[Tensor]"]
+    assert [name for name in optional if name != "dropout_mask"] == ([op.mask] if op.mask else [])
+
+
+@each_op
+def test_every_reader_takes_the_op_from_the_table(target: Any) -> None:
+    assert target in HEAD_RULES and target in ROW_RULES
+    assert code_kinds(f"def call(args):\n  buf0 = torch.ops.{target}(x)\n") == ["attention"]
+
+
+@pytest.mark.parametrize("target", ON_CPU, ids=str)
+def test_the_output_is_the_result_the_table_says(target: Any) -> None:
+    op = ATTENTION_OPS[target]
+    query, key, value = (torch.randn(2, 3, tokens, 8) for tokens in (5, 7, 7))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    assert torch.allclose(target(query, key, value)[op.output], expected, atol=1e-5)
+    assert expected.dim() == op.num_dims
+    sizes = [expected.shape[dim] for dim in (op.head_dim, op.token_dim, op.size_dim)]
+    assert sizes == [3, 5, 8]
+
+
+def test_flops_are_those_of_torch() -> None:
+    shapes = ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 16))
+    assert attention_flops(*shapes) == sdpa_flop_count(*shapes)  # type: ignore[no-untyped-call]
+
+
+def test_an_unsupported_op_is_in_the_table_and_in_no_rule() -> None:
+    (target,) = ATTENTION_OPS.keys() - FUSED_ATTENTION
+    assert target is torch.ops.higher_order.flex_attention
+    assert target not in HEAD_RULES and target not in ROW_RULES
