@@ -166,22 +166,22 @@ GIVEN = (
     _quick(
         "numbers too large for a float",
         "cocodiff_compile/topology/files.py",
-        "not LEAST <= found <= MOST",
-        "not 0 < found",
+        "not LEAST <= checked <= MOST",
+        "not 0 < checked",
         "test_given_files",
     ),
     _quick(
         "a probe cache of another machine",
         "cocodiff_compile/ranks/probe_cache.py",
-        "if found.measured and is_of_machine else",
-        "if found.measured else",
+        "if cached.measured and is_of_machine else",
+        "if cached.measured else",
         "test_given_files",
     ),
     _quick(
         "infinite numbers as options",
         "cocodiff_compile/given_values.py",
-        "return found if math.isfinite(found) else None",
-        "return found",
+        "return converted if math.isfinite(converted) else None",
+        "return converted",
         "test_given_options",
     ),
 )

@@ -332,13 +332,13 @@ STEP_OVER_RMS = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
 
 
 def code_by_contract(
-    values: Tensor, memory: Tensor, bits: int, group: int, is_intra_coded: bool = False
+    values: Tensor, reference: Tensor, bits: int, group: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """What is remembered of coded values from now on, and what arrives: in float64, without a byte.
     Both in groups, [P, n, group]. Anew is like to one that has nothing, and nothing goes ahead.
     """
     shape = (NUM_RANKS, -1, group)
-    old = (torch.zeros_like(memory) if is_intra_coded else memory).reshape(shape)
+    old = (torch.zeros_like(reference) if is_intra_coded else reference).reshape(shape)
     whole = values.reshape(shape).float() - old.float()
     difference, is_finite = whole.double(), whole.isfinite().all(-1, keepdim=True)
     spread = _spread(torch.where(is_finite, difference, 0.0))
@@ -351,8 +351,8 @@ def code_by_contract(
     coded = (number.clamp(-half, half - 1) + 0.5) * step * spread
     coded = torch.where((difference == 0).all(-1, keepdim=True), 0.0, coded)
     extrapolation = 0.0 if is_intra_coded else EXTRAPOLATION
-    expected = (old.double() + (1 + extrapolation) * coded).float().to(memory.dtype)
-    arrived = (old.double() + coded).float().to(memory.dtype)
+    expected = (old.double() + (1 + extrapolation) * coded).float().to(reference.dtype)
+    arrived = (old.double() + coded).float().to(reference.dtype)
     return torch.where(is_finite, expected, old), torch.where(is_finite, arrived, float("nan"))
 
 

@@ -87,7 +87,7 @@ def test_cases_survive_json() -> None:
         (["--shares", "100"], "--shares 100; allowed: numbers from 1 to 99"),
         (["--rates", "fast"], "--rates fast; allowed: numbers"),
         (["--variants", "cocodiff"], "--variants must include 'inductor'"),
-        (["--repeats", "3"], "--repeats 3; allowed: from 8"),
+        (["--repeats", "3"], "--repeats 3; allowed: 8 or more"),
         (["--compare", "no.json", "no.json"], "no.json cannot be read"),
     ],
 )
@@ -102,7 +102,7 @@ def test_only_results_can_be_compared(capsys: pytest.CaptureFixture[str], tmp_pa
     file = tmp_path / "other.json"
     file.write_text('{"schema": 99}')
     assert main(["bench", "--compare", str(file), str(file)]) == 2
-    assert "is no result of this version" in capsys.readouterr().err
+    assert "was not written by this version" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_links_are_set_so_that_communication_has_its_share() -> None:
 @needs_emulation
 @pytest.mark.gloo
 @pytest.mark.slow
-def test_a_profiled_case_has_a_timeline_per_way_and_rank() -> None:
+def test_a_profiled_case_has_a_timeline_per_variant_and_rank() -> None:
     case = Case(TINY, Grid(2, 1), ("inductor", "cocodiff"), (), (50.0,), profiled=True)
     (point,) = Report({"results": [run_case(case, print)], "machine": {}}).points
     assert [(line.variant, line.rank) for line in point.profiled_steps] == [

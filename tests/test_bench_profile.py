@@ -102,7 +102,7 @@ def test_a_block_is_what_lies_between_the_last_exchanges_of_two_blocks() -> None
     ]
 
 
-def test_the_trace_has_a_process_per_way_and_rank(tmp_path: Path) -> None:
+def test_the_trace_has_a_process_per_variant_and_rank(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     timeline = read_timeline(EVENTS)
     steps = [ProfiledStep(variant, rank, timeline) for variant in "ab" for rank in (0, 1)]

@@ -126,7 +126,7 @@ def test_it_is_said_whose_ulysses_stands_in_for_diffusers() -> None:
     )
 
 
-def test_a_way_that_cannot_run_stays_in_the_table_with_its_reason() -> None:
+def test_a_variant_that_cannot_run_stays_in_the_table_with_its_reason() -> None:
     data = _data()
     data["variants"][2] = _variant("cache-dit", "rival", [], reason="not installed", counted=None)
     point = Point(CASE, data)

@@ -57,7 +57,7 @@ def test_an_attention_is_coded_where_the_links_are_slower_than_coding(
         assert all("'only_if_faster': False" in item.reason for item in result.declined)
 
 
-def test_what_stays_in_full_neither_takes_nor_saves() -> None:
+def test_what_stays_uncompressed_neither_takes_nor_saves() -> None:
     """Of four exchanges two are coded: each of these breaks even by itself."""
     some = Payload((FULL, FULL, 4, 4))
     site = small_model("sd3", 8).found.sites[0]
@@ -65,7 +65,7 @@ def test_what_stays_in_full_neither_takes_nor_saves() -> None:
     assert worth(1.25 * BREAK_EVEN_BYTES_PER_S, usual=some).why_not(site)
 
 
-def test_tokens_that_are_left_out_save_as_well() -> None:
+def test_tokens_that_are_skipped_save_as_well() -> None:
     """Half of 4 bytes for Q, K and V: less than 4 bits of each save, and of O nothing."""
     site = small_model("sd3", 8).found.sites[0]
     half = replace(Payload.uniform(FULL), skipped_share=0.5)

@@ -106,7 +106,7 @@ def test_few_normal_elements_are_cut_off_and_none_in_eight_bits(
 
 @every_bits
 @pytest.mark.parametrize("group", GROUPS[:2])
-def test_each_bit_that_travels_belongs_to_one_element(bits: int, group: int) -> None:
+def test_each_bit_that_is_sent_belongs_to_one_element(bits: int, group: int) -> None:
     """Each element has bits that are worth 1, 2, .. 2**(bits - 1) steps, and no other."""
     shape = (1, 4, group)
     coded = encode(normal(*shape), bits)

@@ -33,7 +33,7 @@ def _assert_equal(ours: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("shape", "bits", "dtype"), CASES)
-def test_generated_code_sends_and_remembers_the_same(
+def test_generated_code_sends_and_caches_the_same(
     shape: tuple[int, int, int], bits: int, dtype: torch.dtype
 ) -> None:
     reference, values = (normal(*shape, seed=seed).to(dtype) for seed in (1, 2))

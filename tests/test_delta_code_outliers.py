@@ -126,7 +126,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("dtype", "size"), SIZES, ids=str)
-def test_eight_bits_anew_hold_at_every_scale(dtype: torch.dtype, size: float) -> None:
+def test_eight_intra_coded_bits_hold_at_every_scale(dtype: torch.dtype, size: float) -> None:
     values = (normal(2, 64, 64) * size).to(dtype)
     assert lost(values, arriving(values, 8, True)).max() < 2.5 * distortion(8) + relative(dtype)
 

@@ -84,7 +84,7 @@ def test_what_is_not_finite_has_no_part_in_spreads(value: float) -> None:
 
 @every_bits
 @every_dtype
-def test_the_difference_to_the_memory_travels(bits: int, dtype: torch.dtype) -> None:
+def test_the_difference_to_the_reference_is_sent(bits: int, dtype: torch.dtype) -> None:
     reference, values = reference_and_values(32, dtype)
     message = words_of(values, reference, bits)
     assert 32 * message.shape[1] == 32 * code_bits(bits, 24) + 8 * 24
@@ -103,7 +103,7 @@ def test_spreads_are_those_of_places_over_the_mean() -> None:
 
 @every_bits
 @every_dtype
-def test_what_arrives_is_the_memory_and_the_difference_rounded_once(
+def test_what_arrives_is_the_reference_and_the_difference_rounded_once(
     bits: int, dtype: torch.dtype
 ) -> None:
     """What is remembered goes on by AHEAD of the difference."""
@@ -130,7 +130,7 @@ def test_a_steady_change_is_expected() -> None:
 @every_bits
 @every_dtype
 @every_group
-def test_sender_and_receiver_remember_the_same_to_the_bit(
+def test_sender_and_receiver_cache_the_same_to_the_bit(
     bits: int, dtype: torch.dtype, group: int
 ) -> None:
     """The receiver sees bytes only, one rank's row at a time; not a bit is apart after many."""
@@ -195,7 +195,7 @@ def test_what_does_not_differ_arrives_exactly(bits: int, dtype: torch.dtype) -> 
 
 
 @every_bits
-def test_a_half_precision_value_near_the_largest_is_never_remembered_as_infinite(bits: int) -> None:
+def test_a_half_precision_value_near_the_largest_is_never_cached_as_infinite(bits: int) -> None:
     """Half a step too much would be: then every later difference is infinite, and all is NaN."""
     before = torch.full((1, 1, 16), 64000.0, dtype=torch.float16)
     values = before.clone()
@@ -221,7 +221,7 @@ def garbage(*shape: int, dtype: torch.dtype) -> Tensor:
 
 @every_bits
 @every_dtype
-def test_anew_the_values_travel_whatever_is_remembered(bits: int, dtype: torch.dtype) -> None:
+def test_intra_coding_sends_the_values_whatever_is_cached(bits: int, dtype: torch.dtype) -> None:
     """Both sides then remember the same, however far apart they were."""
     values = normal(2, 30, 24).to(dtype)
     sent, held = normal(2, 30, 24, seed=1).to(dtype), garbage(2, 30, 24, dtype=dtype)
@@ -235,7 +235,7 @@ def test_anew_the_values_travel_whatever_is_remembered(bits: int, dtype: torch.d
 
 @every_bits
 @every_dtype
-def test_anew_what_was_decoded_arrives_and_is_remembered(bits: int, dtype: torch.dtype) -> None:
+def test_intra_coding_caches_what_arrived(bits: int, dtype: torch.dtype) -> None:
     """Nothing is added ahead: one value does not tell where it goes."""
     values = normal(2, 30, 24).to(dtype)
     message = send(values, torch.zeros_like(values), bits)[0]
@@ -247,7 +247,7 @@ def test_anew_what_was_decoded_arrives_and_is_remembered(bits: int, dtype: torch
 
 
 @every_bits
-def test_after_a_step_anew_the_difference_to_what_was_decoded_travels(bits: int) -> None:
+def test_after_an_intra_coded_step_the_difference_to_what_was_decoded_is_sent(bits: int) -> None:
     values, later = normal(2, 30, 24), normal(2, 30, 24, seed=1)
     nothing = torch.zeros_like(values)
     decoded = decode_message(send(values, nothing, bits)[0], values.shape, bits)[0]
@@ -258,7 +258,7 @@ def test_after_a_step_anew_the_difference_to_what_was_decoded_travels(bits: int)
 
 @every_bits
 @every_dtype
-def test_anew_a_group_that_is_not_finite_arrives_as_nan_and_leaves_zeros(
+def test_intra_coded_a_group_that_is_not_finite_arrives_as_nan_and_leaves_zeros(
     bits: int, dtype: torch.dtype
 ) -> None:
     """Whatever was remembered of it; other groups are as if it were 0."""
@@ -277,7 +277,7 @@ def test_anew_a_group_that_is_not_finite_arrives_as_nan_and_leaves_zeros(
 
 @every_bits
 @every_dtype
-def test_a_group_that_is_not_finite_arrives_as_nan_and_is_not_remembered(
+def test_a_group_that_is_not_finite_arrives_as_nan_and_is_not_cached(
     bits: int, dtype: torch.dtype
 ) -> None:
     reference, values = reference_and_values(6, dtype)
@@ -309,7 +309,7 @@ def test_after_a_group_that_was_not_finite_all_goes_on_as_if_it_had_not_been(bit
 
 
 @every_dtype
-def test_of_values_in_full_what_is_finite_is_remembered(dtype: torch.dtype) -> None:
+def test_of_uncompressed_values_what_is_finite_is_cached(dtype: torch.dtype) -> None:
     values = normal(2, 6, 24).to(dtype)
     assert torch.equal(finite_or(values, 0.0), values)
     broken = with_broken_groups(values)
@@ -318,7 +318,7 @@ def test_of_values_in_full_what_is_finite_is_remembered(dtype: torch.dtype) -> N
 
 
 @every_dtype
-def test_what_is_not_finite_leaves_what_was_remembered(dtype: torch.dtype) -> None:
+def test_what_is_not_finite_leaves_what_was_cached(dtype: torch.dtype) -> None:
     nan, inf = float("nan"), float("inf")
     rows, old = torch.tensor([[1.0, nan, inf, -inf], [5.0, 6.0, 7.0, 8.0]], dtype=dtype)
     assert finite_or(rows, old).tolist() == [1.0, 6.0, 7.0, 8.0]
@@ -328,7 +328,7 @@ def test_what_is_not_finite_leaves_what_was_remembered(dtype: torch.dtype) -> No
 # The loss
 
 
-def test_the_lost_share_is_energy_left_out_over_energy_sent_of_each_group() -> None:
+def test_the_lost_share_is_energy_lost_over_energy_sent_of_each_group() -> None:
     """In the mean, and of the worst."""
     values = torch.tensor([[[3.0, 4.0], [4.0, 3.0], [6.0, 8.0]]])
     arrived = torch.tensor([[[3.0, 3.0], [4.0, 3.0], [6.0, 6.0]]])
@@ -357,7 +357,7 @@ def test_the_lost_share_of_a_first_send_is_the_distortion(bits: int) -> None:
     st.sampled_from([bits for bits in BITS if bits != 2]),
     st.sampled_from(DTYPES[:2]),
 )
-def test_from_any_memory_what_is_sent_again_and_again_comes_closer(
+def test_from_any_reference_what_is_sent_again_and_again_comes_closer(
     old: list[float], new: list[float], bits: int, dtype: torch.dtype
 ) -> None:
     """However far away both are, and whatever is cut off on the way. Not so with 2 bits: elements

@@ -79,7 +79,7 @@ def test_a_step_is_followed_by_the_next() -> None:
 @pytest.mark.parametrize(
     ("index", "is_out_of_order"), [(3, False), (2, True), (4, True), (0, True)]
 )
-def test_a_step_left_out_or_again_is_out_of_order_until_the_next(
+def test_a_step_skipped_or_again_is_out_of_order_until_the_next(
     index: int, is_out_of_order: bool
 ) -> None:
     with denoising(num_steps=9) as run:
@@ -108,7 +108,7 @@ def test_a_reset_begins_a_new_picture() -> None:
         assert run.num_steps == 7
 
 
-def test_a_run_tells_how_much_it_remembers() -> None:
+def test_a_run_tells_how_much_it_caches() -> None:
     """Of all calls, in bytes; nothing of a picture that is over."""
     with denoising(num_steps=3) as run:
         assert run.cache_bytes == 0
@@ -194,7 +194,7 @@ def test_blocks_of_threads_are_apart() -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_however_a_block_is_left_nothing_is_remembered(fails: bool) -> None:
+def test_however_a_block_is_left_nothing_is_cached(fails: bool) -> None:
     cache = torch.zeros(3)
     gone = weakref.ref(cache)
     try:

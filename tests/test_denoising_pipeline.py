@@ -304,7 +304,7 @@ def test_a_picture_may_begin_in_the_middle_of_the_steps(pipe: Any) -> None:
         pipe.scheduler.set_timesteps(8)
 
 
-def test_nothing_is_remembered_of_a_picture_that_is_done(pipe: Any) -> None:
+def test_nothing_is_cached_of_a_picture_that_is_done(pipe: Any) -> None:
     """Though the block goes on, for the next one."""
     with denoising(pipe) as run:
 

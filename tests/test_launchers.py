@@ -110,8 +110,8 @@ def test_where_ranks_meet(environment: dict[str, str], address: str) -> None:
         # Where srun was called is no place where a rank is.
         (SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}, "Slurm started ranks on several nodes"),
         (PALS, "rank 3, but sets neither PMI_SIZE nor WORLD_SIZE: export WORLD_SIZE"),
-        (MPICH | {"PMI_RANK": "x"}, "PMI_RANK='x' is no number"),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "is no number of ranks per node"),
+        (MPICH | {"PMI_RANK": "x"}, "PMI_RANK='x' is not a number"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "is not a number of ranks per node"),
     ],
 )
 def test_what_is_missing_is_asked_for(environment: dict[str, str], words: str) -> None:

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @every_model
-def test_in_full_every_value_is_captured_bit_for_bit(name: str) -> None:
+def test_uncompressed_every_value_is_captured_bit_for_bit(name: str) -> None:
     selective = Selective(model(name), UNCOMPRESSED, Payload.uniform(4), measures_drift=True)
     for inputs in selective.base.inputs(3):
         ours, exact = selective.step(UNCOMPRESSED, inputs), selective.exact(inputs)
@@ -63,7 +63,7 @@ def test_in_full_every_value_is_captured_bit_for_bit(name: str) -> None:
 
 
 @every_model
-def test_in_full_both_sides_remember_what_travelled(name: str) -> None:
+def test_uncompressed_both_sides_cache_what_was_sent(name: str) -> None:
     selective = Selective(model(name), UNCOMPRESSED, Payload.uniform(4))
     for inputs in selective.base.inputs(2):
         step = selective.step(UNCOMPRESSED, inputs)
@@ -142,14 +142,16 @@ def _nothing_sent(selective: Selective) -> list[list[Tensor]]:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_a_first_coded_step_without_one_in_full_gives_what_the_contract_says(bits: int) -> None:
+def test_a_first_coded_step_without_an_uncompressed_one_gives_what_the_contract_says(
+    bits: int,
+) -> None:
     """Against memories of zeros, the difference is all."""
     payload = Payload.uniform(bits)
     assert_by_contract(Selective(model("sd3"), payload), payload)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("flux", 1), ("sd3", 8)])
-def test_sender_and_receiver_remember_the_same_to_the_bit(name: str, bits: int) -> None:
+def test_sender_and_receiver_cache_the_same_to_the_bit(name: str, bits: int) -> None:
     payload = Payload.uniform(bits)
     selective = Selective(model(name), UNCOMPRESSED, payload)
     kinds = (UNCOMPRESSED, payload, payload, payload)
@@ -263,20 +265,20 @@ def test_chunks_of_heads_give_what_the_contract_says(name: str, payload: Payload
 @kinds_of_models(
     INTRA, Payload.uniform(2, is_intra_coded=True), replace(MIXED, is_intra_coded=True)
 )
-def test_anew_exchanges_give_what_the_contract_says(name: str, payload: Payload) -> None:
+def test_intra_coded_exchanges_give_what_the_contract_says(name: str, payload: Payload) -> None:
     """Also those that lean on them, and those that come after others."""
     selective = Selective(model(name), payload, LEANING)
     assert_by_contract(selective, payload, LEANING, LEANING, payload)
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_every_number_of_bits_is_coded_anew_by_the_contract(bits: int) -> None:
+def test_every_number_of_bits_is_intra_coded_by_the_contract(bits: int) -> None:
     payload = Payload.uniform(bits, is_intra_coded=True)
     assert_by_contract(Selective(model("sd3"), payload, LEANING), payload, LEANING, payload)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("flux", 1), ("sd3", 8)])
-def test_anew_both_sides_remember_what_arrived_to_the_bit(name: str, bits: int) -> None:
+def test_intra_coded_both_sides_cache_what_arrived_to_the_bit(name: str, bits: int) -> None:
     """What was sent, as remembered and exchanged, gives each result."""
     intra = Payload.uniform(bits, is_intra_coded=True)
     selective = Selective(model(name), intra, LEANING)
@@ -304,7 +306,7 @@ def _fill_with_garbage(selective: Selective) -> None:
 
 
 @kinds_of_models(Payload.uniform(1, is_intra_coded=True), INTRA)
-def test_a_step_anew_is_the_same_whatever_was_remembered_before(
+def test_an_intra_coded_step_is_the_same_whatever_was_cached_before(
     name: str, payload: Payload
 ) -> None:
     """So are all after it."""
@@ -317,7 +319,7 @@ def test_a_step_anew_is_the_same_whatever_was_remembered_before(
         assert same(other.caches, fresh.caches)
 
 
-def test_a_step_anew_has_a_drift_of_its_own() -> None:
+def test_an_intra_coded_step_has_a_drift_of_its_own() -> None:
     """What the code lost of the values, whatever was remembered."""
     selective = Selective(model("sd3"), INTRA, LEANING, measures_drift=True)
     _fill_with_garbage(selective)
@@ -342,7 +344,7 @@ def test_the_drift_is_unknown_if_anything_that_was_sent_is_not_finite(
     assert selective.caches[2][-1].isnan().all()
 
 
-def test_anew_a_group_that_is_not_finite_leaves_zeros_on_both_sides() -> None:
+def test_intra_coded_a_group_that_is_not_finite_leaves_zeros_on_both_sides() -> None:
     """In the first exchanges, which no other one comes before; other groups are unharmed."""
     clean, holed = (Selective(model("sd3"), INTRA, LEANING) for _ in range(2))
     _fill_with_garbage(holed)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 # Memories
 
 
-def test_all_kinds_of_steps_remember_in_the_same_places() -> None:
+def test_all_kinds_of_steps_cache_in_the_same_places() -> None:
     payloads = (UNCOMPRESSED, INTRA, Payload.uniform(2), MIXED, Payload((FULL,) * 4, 0.5))
     selective = Selective(model("flux"), *payloads, measures_drift=True)
     first, *others = ([(t.shape, t.dtype) for t in selective.cache_inputs(k)] for k in payloads)
@@ -47,7 +47,7 @@ def test_all_kinds_of_steps_remember_in_the_same_places() -> None:
     assert all(other == first for other in others)
 
 
-def test_what_no_kind_of_step_needs_is_not_remembered() -> None:
+def test_what_no_kind_of_step_needs_is_not_cached() -> None:
     base = model("sd3")
     assert len(Selective(base, UNCOMPRESSED, MIXED).caches[0]) == 2 * 3
     assert len(Selective(base, INTRA, MIXED).caches[0]) == 2 * 3
@@ -55,7 +55,7 @@ def test_what_no_kind_of_step_needs_is_not_remembered() -> None:
     assert len(tokens.caches[0]) == 1 + 3  # V as sent; Q, K and V as received
 
 
-def test_where_nothing_is_to_be_remembered_the_graph_stays_to_the_letter() -> None:
+def test_where_nothing_is_to_be_cached_the_graph_stays_to_the_letter() -> None:
     base = model("sd3").copy()
     before = str(base.graph)
     with fake_ranks(NUM_RANKS):
@@ -91,7 +91,7 @@ def _in_order_of_tasks(graph: Graph, found: Recognition) -> PassResult:
     "payload", [UNCOMPRESSED, INTRA, Payload.uniform(4), Payload((4, FULL, 2, 8), 0.5)]
 )
 @pytest.mark.parametrize("measures_drift", [True, False])
-def test_an_order_of_tasks_changes_no_value_and_no_memory(
+def test_an_order_of_tasks_changes_no_value_and_no_cache(
     payload: Payload, measures_drift: bool
 ) -> None:
     base, kinds = model("sd3"), (UNCOMPRESSED, payload, Payload.uniform(4))
@@ -103,7 +103,7 @@ def test_an_order_of_tasks_changes_no_value_and_no_memory(
 
 
 @pytest.mark.parametrize("measures_drift", [True, False])
-def test_what_was_sent_is_remembered_before_the_attention(measures_drift: bool) -> None:
+def test_what_was_sent_is_cached_before_the_attention(measures_drift: bool) -> None:
     """Else it takes up room until the end of the graph."""
     payload = Payload.uniform(4)
     selective = Selective(

@@ -194,7 +194,7 @@ def test_where_streams_are_together_their_tokens_are_all_computed() -> None:
 
 
 @every_model
-def test_where_output_is_reused_attention_and_way_out_are_of_sent_tokens(name: str) -> None:
+def test_where_output_is_reused_attention_and_output_exchange_are_of_sent_tokens(name: str) -> None:
     base = model(name)
     selective = Selective(base, UNCOMPRESSED, HALF, HALF_AND_OUTPUT)
     found = selective.results[HALF_AND_OUTPUT].recognition
@@ -232,7 +232,7 @@ def test_what_is_projected_together_is_computed_of_all_tokens() -> None:
         torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
 
 
-def test_queries_whose_output_is_reused_are_not_remembered() -> None:
+def test_queries_whose_output_is_reused_are_not_cached() -> None:
     names = {}
     for payload in (HALF, HALF_AND_OUTPUT):
         graph = Selective(model("sd3"), UNCOMPRESSED, payload).variants[payload].graph
@@ -243,7 +243,7 @@ def test_queries_whose_output_is_reused_are_not_remembered() -> None:
         assert {query, output} & names[HALF_AND_OUTPUT] == {output}
 
 
-def test_coded_tokens_whose_output_is_reused_are_remembered_the_same_by_both_sides() -> None:
+def test_coded_tokens_whose_output_is_reused_are_cached_the_same_by_both_sides() -> None:
     payload = Payload((4, 4, 4, 4), 0.5, reuses_output=True)
     selective = Selective(
         model("sd3"), UNCOMPRESSED, payload, selects_per_stream=True, skips_unsent=True
@@ -259,7 +259,7 @@ def test_coded_tokens_whose_output_is_reused_are_remembered_the_same_by_both_sid
             assert same([[held for _, held in pairs]], [expected])
 
 
-def test_a_token_that_is_not_finite_is_sent_and_its_output_not_remembered() -> None:
+def test_a_token_that_is_not_finite_is_sent_and_its_output_not_cached() -> None:
     selective = Selective(model("sd3"), UNCOMPRESSED, HALF_AND_OUTPUT, skips_unsent=True)
     first, second, third = selective.base.inputs(3)
     selective.step(UNCOMPRESSED, first)
@@ -271,7 +271,7 @@ def test_a_token_that_is_not_finite_is_sent_and_its_output_not_remembered() -> N
     assert all(item[0].isfinite().all() for item in after.outputs)
 
 
-def test_each_attention_leaves_out_its_own_share() -> None:
+def test_each_attention_skips_its_own_share() -> None:
     base = model("flux")
     assert len(base.found.sites) == 2
     selective = Selective(base, UNCOMPRESSED, HALF_AND_OUTPUT, layers=(0.0, 0.5))
@@ -289,7 +289,7 @@ def test_each_attention_leaves_out_its_own_share() -> None:
     assert 0 < 2 * len(selective.caches[0]) == len(whole.caches[0])  # none for the first
 
 
-def test_an_attention_that_leaves_out_nothing_remembers_what_is_coded_all_the_same() -> None:
+def test_an_attention_that_skips_nothing_caches_what_is_coded_all_the_same() -> None:
     base, coded = model("flux"), replace(HALF, bits=(FULL, FULL, 4, FULL))
     selective = Selective(base, UNCOMPRESSED, coded, layers=(0.0, 1.0))
     in_first = Selective(base, UNCOMPRESSED, replace(coded, skipped_share=0.0))
@@ -317,7 +317,7 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("name", UNCLEAR)
-def test_where_rows_cannot_be_told_apart_all_tokens_travel(name: str) -> None:
+def test_where_rows_cannot_be_told_apart_all_tokens_are_sent(name: str) -> None:
     payload = HALF_AND_OUTPUT
     base = idiom(name)
     selective = Selective(base, UNCOMPRESSED, payload, skips_unsent=True)

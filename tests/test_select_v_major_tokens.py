@@ -92,7 +92,7 @@ class TokensByContract:
     ("name", "skipped_share"),
     [("flux", 0.5), ("flux", 1.0), ("sd3", 0.25), ("sd3", 0.5), ("sd3", 1.0)],
 )
-def test_tokens_whose_v_changed_least_are_taken_from_memory(
+def test_tokens_whose_v_changed_least_are_taken_from_the_cache(
     name: str, compare: Literal["sent", "seen"], skipped_share: float
 ) -> None:
     payload = Payload((FULL,) * 4, skipped_share)
@@ -111,7 +111,7 @@ def test_tokens_whose_v_changed_least_are_taken_from_memory(
 
 
 @every_model
-def test_of_some_tokens_as_many_bytes_travel_as_they_have(name: str) -> None:
+def test_of_some_tokens_as_many_bytes_are_sent_as_they_have(name: str) -> None:
     base, payload = model(name), Payload((FULL, 4, FULL, 8), 0.5)
     selective = Selective(base, UNCOMPRESSED, payload)
     graph = selective.variants[payload].graph
@@ -219,7 +219,7 @@ def test_a_token_that_is_not_finite_is_sent_and_not_cached() -> None:
     assert all(item[0].isfinite().all() for item in after.outputs)
 
 
-def test_tokens_are_left_out_of_whole_exchanges_only() -> None:
+def test_tokens_are_skipped_of_whole_exchanges_only() -> None:
     some = Payload((FULL,) * 4, 0.5)
     coded = Payload((4, 4, 4, 4), 0.5)
     for payload, plain in ((some, UNCOMPRESSED), (coded, Payload.uniform(4))):
@@ -232,7 +232,7 @@ def test_tokens_are_left_out_of_whole_exchanges_only() -> None:
             assert equal_on_every_rank(ours.outputs, expected.step(kind, inputs).outputs)
 
 
-def test_tokens_of_roles_that_travel_together_are_not_left_out() -> None:
+def test_tokens_of_roles_that_share_an_exchange_are_not_skipped() -> None:
     base = idiom("packed by stack")
     payload = Payload((FULL,) * 4, 0.5)
     selective = Selective(base, UNCOMPRESSED, payload)
@@ -248,7 +248,7 @@ def test_tokens_of_roles_that_travel_together_are_not_left_out() -> None:
 @pytest.mark.parametrize(
     "payload", [Payload((FULL,) * 4, 0.5), Payload((FULL, 4, 4, 4), 0.5)], ids=str
 )
-def test_a_first_step_anew_is_cached_where_other_steps_need_it(payload: Payload) -> None:
+def test_an_intra_coded_first_step_is_cached_where_other_steps_need_it(payload: Payload) -> None:
     """Q in full is held and not remembered as sent; O in full is neither, and stays in full."""
     first = Payload.uniform(8, is_intra_coded=True)
     selective = Selective(model("sd3"), first, payload)

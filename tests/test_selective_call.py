@@ -73,7 +73,7 @@ def test_a_kind_that_was_added_is_not_compiled() -> None:
     assert compiled.compiled == []
 
 
-def test_memories_are_zeros_made_once_that_every_step_finds_again() -> None:
+def test_caches_are_zeros_made_once_that_every_step_finds_again() -> None:
     compiled = Compiled()
     with denoising(num_steps=9) as run:
         compiled()
@@ -87,7 +87,7 @@ def test_memories_are_zeros_made_once_that_every_step_finds_again() -> None:
 
 
 @pytest.mark.parametrize("end", ["leave", "fail", "reset"])
-def test_memories_are_freed_at_the_end_of_a_picture(end: str) -> None:
+def test_caches_are_freed_at_the_end_of_a_picture(end: str) -> None:
     compiled = Compiled()
     references = []
     try:
@@ -111,7 +111,7 @@ def test_memories_are_freed_at_the_end_of_a_picture(end: str) -> None:
 
 
 @every_first
-def test_a_new_picture_begins_with_the_first_and_memories_of_its_own(first: Payload) -> None:
+def test_a_new_picture_begins_with_the_first_and_caches_of_its_own(first: Payload) -> None:
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
         kinds(compiled, run, 3)
@@ -128,7 +128,7 @@ def _memories_of_step(calls: Sequence[Callable[[], Any]], compiled: Compiled) ->
     return [id(caches[0]) for _, caches in compiled.calls]
 
 
-def test_branches_blocks_and_repeated_calls_remember_apart() -> None:
+def test_branches_blocks_and_repeated_calls_have_separate_caches() -> None:
     compiled = Compiled()
     with denoising(num_steps=9) as run:
 
@@ -153,7 +153,7 @@ def test_branches_blocks_and_repeated_calls_remember_apart() -> None:
             assert {payload for payload, _ in compiled.calls} == {CODED}
 
 
-def test_graphs_remember_apart() -> None:
+def test_graphs_have_separate_caches() -> None:
     one, two = Compiled(), Compiled()
     with denoising(num_steps=9):
         one()
@@ -173,7 +173,7 @@ def test_a_call_that_is_new_in_a_later_step_carries_the_first_once(first: Payloa
 
 @every_first
 @pytest.mark.parametrize("index", [0, 1, 2, 4, 7])
-def test_after_a_step_left_out_or_again_all_carries_the_first_once(
+def test_after_a_step_skipped_or_again_all_carries_the_first_once(
     index: int, first: Payload
 ) -> None:
     """Also if it is the same step again."""
@@ -265,7 +265,7 @@ def test_what_a_failed_call_has_half_written_is_not_leant_on(first: Payload) -> 
         assert kinds(compiled, run, 2) == [first, CODED]
 
 
-def test_memories_serve_calls_in_and_out_of_inference_mode() -> None:
+def test_caches_serve_calls_in_and_out_of_inference_mode() -> None:
     compiled = Compiled()
     with denoising(num_steps=9) as run:
         with torch.inference_mode():
@@ -291,7 +291,7 @@ def test_calls_without_an_end_of_a_step_are_said_once_and_do_not_pile_up(
 @every_first
 def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Payload) -> None:
     """As of a model that hands over to another in the middle of a picture."""
-    compiled = Compiled(Fixed(CODED, first=first), budget_bytes=ONE_MEMORY_BYTES)
+    compiled = Compiled(Fixed(CODED, first=first), budget_bytes=ONE_CACHE_BYTES)
     with denoising(num_steps=9) as run:
         assert kinds(compiled, run, 1) == [first]
         found = []
@@ -299,12 +299,12 @@ def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Payload) -> N
             found.append(compiled(OTHER))
             run.step()
         assert found == [None, None, None, first, CODED]
-        assert run.cache_bytes == ONE_MEMORY_BYTES
+        assert run.cache_bytes == ONE_CACHE_BYTES
 
 
 @every_first
 @pytest.mark.parametrize("idle", [1, 2])
-def test_a_call_that_is_left_out_for_a_while_goes_on_from_what_it_remembers(
+def test_a_call_that_is_skipped_for_a_while_goes_on_from_what_it_caches(
     idle: int, first: Payload
 ) -> None:
     """As of blocks that a cache of activations skips in some steps."""
@@ -320,7 +320,7 @@ def test_a_call_that_is_left_out_for_a_while_goes_on_from_what_it_remembers(
 
 
 @every_first
-def test_other_weights_do_not_inherit_what_was_remembered_for_lost_ones(first: Payload) -> None:
+def test_other_weights_do_not_inherit_what_was_cached_for_lost_ones(first: Payload) -> None:
     """An object that comes later may have the identity of one that is gone."""
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
@@ -336,7 +336,7 @@ def test_other_weights_do_not_inherit_what_was_remembered_for_lost_ones(first: P
 
 
 def test_a_call_beyond_the_announced_steps_is_said_once(said: Callable[[str], int]) -> None:
-    words = "more denoising steps than the 2 announced: those beyond them are sent like a first one"
+    words = "more denoising steps than the 2 announced: every further step is sent as a keyframe"
     compiled = Compiled()
     with denoising(num_steps=2) as run:
         assert kinds(compiled, run, 2) == [UNCOMPRESSED, CODED]
@@ -345,7 +345,7 @@ def test_a_call_beyond_the_announced_steps_is_said_once(said: Callable[[str], in
         assert said(words) == 1
 
 
-ONE_MEMORY_BYTES = 2 * 4 * 2
+ONE_CACHE_BYTES = 2 * 4 * 2
 """Of one call: two tensors of four elements of two bytes."""
 
 
@@ -353,13 +353,13 @@ ONE_MEMORY_BYTES = 2 * 4 * 2
 def test_what_exceeds_the_budget_is_exact_and_that_is_said_once(
     first: Payload, said: Callable[[str], int]
 ) -> None:
-    compiled = Compiled(Fixed(CODED, first=first), budget_bytes=2 * ONE_MEMORY_BYTES)
+    compiled = Compiled(Fixed(CODED, first=first), budget_bytes=2 * ONE_CACHE_BYTES)
     with denoising(num_steps=9) as run:
         for kind in (first, CODED, CODED):
             assert [compiled(), compiled(OTHER), compiled()] == [kind, kind, None]
             run.step()
         assert len(run.caches) == 2
-        assert run.cache_bytes == 2 * ONE_MEMORY_BYTES
+        assert run.cache_bytes == 2 * ONE_CACHE_BYTES
     assert compiled.compiled == [first, None, CODED]
     assert said("exceed the memory budget") == 1
 
@@ -369,7 +369,7 @@ def test_a_budget_that_is_just_enough_is_kept_quietly(
     policy: Policy, said: Callable[[str], int]
 ) -> None:
     """A drift is a number, which the budget of a graph does not count."""
-    compiled = Compiled(policy, budget_bytes=ONE_MEMORY_BYTES)
+    compiled = Compiled(policy, budget_bytes=ONE_CACHE_BYTES)
     with denoising(num_steps=9) as run:
         assert kinds(compiled, run, 2) == [UNCOMPRESSED, CODED]
         run.reset()
@@ -378,14 +378,14 @@ def test_a_budget_that_is_just_enough_is_kept_quietly(
 
 
 def test_all_graphs_of_a_run_share_the_budget() -> None:
-    one, two = (Compiled(budget_bytes=ONE_MEMORY_BYTES * 1.5) for _ in range(2))
+    one, two = (Compiled(budget_bytes=ONE_CACHE_BYTES * 1.5) for _ in range(2))
     with denoising(num_steps=9):
         assert [one(), two()] == [UNCOMPRESSED, None]
 
 
 def test_a_step_is_recorded_with_the_bytes_of_its_calls() -> None:
     """A rank sends 10 bytes uncompressed, 26 coded, and 50 where a cache has no room."""
-    compiled = Compiled(budget_bytes=2 * ONE_MEMORY_BYTES)
+    compiled = Compiled(budget_bytes=2 * ONE_CACHE_BYTES)
     with denoising(num_steps=9) as run:
         for _ in range(2):
             compiled()
@@ -407,10 +407,10 @@ def test_a_step_is_recorded_with_the_bytes_of_its_calls() -> None:
     ]
     assert [item.full_bytes for item in run.history] == [150, 150, 50]
     used = [item.cache_bytes for item in run.history]
-    assert used == [2 * ONE_MEMORY_BYTES, 2 * ONE_MEMORY_BYTES, ONE_MEMORY_BYTES]
+    assert used == [2 * ONE_CACHE_BYTES, 2 * ONE_CACHE_BYTES, ONE_CACHE_BYTES]
 
 
-def test_a_first_step_anew_is_recorded_as_what_it_carried() -> None:
+def test_an_intra_coded_first_step_is_recorded_as_what_it_carried() -> None:
     """A rank sends 42 bytes in eight bits here; what an exact call sends needs no step of it."""
     compiled = Compiled(Fixed(CODED, first=INTRA))
     with denoising(num_steps=9) as run:

@@ -99,7 +99,7 @@ def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_none(
 
 
 @pytest.mark.parametrize(("drift", "worst"), [(1.0, None), (float("nan"), None), (1e-20, 1e9)])
-def test_after_a_first_step_that_lost_too_much_the_next_one_travels_in_full(
+def test_after_a_first_step_that_lost_too_much_the_next_one_is_uncompressed(
     drift: float, worst: float | None
 ) -> None:
     compiled = Compiled(Adaptive(40.0), drift=drift, worst=worst)

@@ -58,7 +58,7 @@ def with_owner(key: str, value: object) -> dict[str, Any]:
     return {"policy": OWNERS[key], key: value} if key in OWNERS else {key: value}
 
 
-def test_nothing_given_is_an_adaptive_policy_with_one_step_that_stands_alone() -> None:
+def test_nothing_given_is_an_adaptive_policy_with_one_step_that_is_a_keyframe() -> None:
     options = VMajorOptions.from_mapping({})
     assert options == VMajorOptions()
     assert options.make_policy() == Adaptive(40.0, warm_up=1, refresh=0)
@@ -212,7 +212,7 @@ def test_unknown_key_without_a_likely_meaning_gets_the_list(key: Any) -> None:
         ({"policy": "fixed", "bits": "full"}, False),
     ],
 )
-def test_only_what_travels_as_it_is_is_compared_with_what_was_seen(
+def test_only_what_is_uncompressed_is_compared_with_what_was_seen(
     given: dict[str, object], is_good: bool
 ) -> None:
     given = {**given, "compare": "seen"}

@@ -140,7 +140,7 @@ def test_without_a_drift_adaptive_begins_with_the_usual() -> None:
 
 @pytest.mark.parametrize("target", [20.0, 40.0, 90.0])
 @pytest.mark.parametrize("drift", [None, 0.0, 1e-9, 0.5, float("nan")])
-def test_after_a_step_in_full_differences_begin_with_most_bits(
+def test_after_an_uncompressed_step_differences_begin_with_most_bits(
     target: float, drift: float | None
 ) -> None:
     """It was in full since fewer did not suffice; how much changed since nobody knows."""
@@ -162,7 +162,7 @@ def test_after_a_step_in_full_differences_begin_with_most_bits(
         (float("inf"), float("inf"), False),
     ],
 )
-def test_what_a_step_anew_lost_says_whether_its_code_suffices(
+def test_what_an_intra_coded_step_lost_says_whether_its_code_suffices(
     drift: float, worst: float, suffices: bool
 ) -> None:
     """It tells nothing of the change; but if it lost too much, nothing may lean on it."""
@@ -184,7 +184,7 @@ def test_a_head_of_one_token_may_lose_no_more_than_so_many_times_the_mean(
 
 
 @given(targets)
-def test_adaptive_begins_anew_in_most_bits_if_these_keep_the_target(target: float) -> None:
+def test_adaptive_begins_intra_coded_in_most_bits_if_these_keep_the_target(target: float) -> None:
     """By the rule of its docstring: a first step loses what the code loses of all it carries."""
     loses_db = -10 * math.log10(distortion(max(BITS)))
     first = Adaptive(target).first
@@ -192,14 +192,14 @@ def test_adaptive_begins_anew_in_most_bits_if_these_keep_the_target(target: floa
         assert first == (INTRA if loses_db + Adaptive(target).gain_db > target else UNCOMPRESSED)
 
 
-def test_adaptive_begins_in_full_for_the_highest_targets_only() -> None:
+def test_adaptive_begins_uncompressed_for_the_highest_targets_only() -> None:
     firsts = [Adaptive(float(target)).first for target in range(10, 101)]
     assert firsts == [INTRA] * 38 + [UNCOMPRESSED] * 53  # 8 bits are 44.1 dB off, 3 are gained
 
 
 @pytest.mark.parametrize("last", BITS)
 @pytest.mark.parametrize("target", [40.0, 90.0])
-def test_nothing_lost_needs_fewest_bits_and_a_huge_or_unknown_loss_a_step_in_full(
+def test_nothing_lost_needs_fewest_bits_and_a_huge_or_unknown_loss_an_uncompressed_step(
     last: int, target: float
 ) -> None:
     policy, payload = Adaptive(target), Payload.uniform(last)
@@ -302,13 +302,13 @@ def skipped_share(policy: Paper, num_steps: int) -> list[float]:
     return [policy.choose(StepFacts(step, num_steps)).skipped_share for step in range(num_steps)]
 
 
-def test_the_share_that_is_left_out_rises_in_stages_to_all_in_the_last_step() -> None:
+def test_the_share_that_is_skipped_rises_in_stages_to_all_in_the_last_step() -> None:
     first, rising = [0.0, 0.0], [0, 0, 0.25, 0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 1, 1]
     assert skipped_share(Paper(2, 0, 4), 13) == [*first, *rising]
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 60))
-def test_the_share_that_is_left_out_never_falls(warm_up: int, buckets: int, num_steps: int) -> None:
+def test_the_share_that_is_skipped_never_falls(warm_up: int, buckets: int, num_steps: int) -> None:
     shares = skipped_share(Paper(warm_up, 0, buckets), num_steps)
     assert shares == sorted(shares)
     assert set(shares[:warm_up]) <= {0.0}
@@ -316,7 +316,7 @@ def test_the_share_that_is_left_out_never_falls(warm_up: int, buckets: int, num_
         assert shares[-1] == 1.0
 
 
-def test_everything_else_travels_in_full_as_in_the_paper() -> None:
+def test_everything_else_is_uncompressed_as_in_the_paper() -> None:
     policy = Paper()
     assert (policy.warm_up, policy.refresh) == (5, 10)
     assert all(payload.bits == UNCOMPRESSED.bits for payload in policy.payloads)
@@ -326,14 +326,14 @@ def test_everything_else_travels_in_full_as_in_the_paper() -> None:
     assert not policy.measures_drift
 
 
-def test_without_a_number_of_steps_nothing_is_left_out() -> None:
+def test_without_a_number_of_steps_nothing_is_skipped() -> None:
     assert all(Paper().choose(StepFacts(step, None)) == UNCOMPRESSED for step in range(50))
 
 
 # A kind of step
 
 
-def test_a_travel_names_the_bits_of_each_role() -> None:
+def test_a_payload_names_the_bits_of_each_role() -> None:
     assert MIXED.bits_of() == {"q": 4, "k": 4, "v": 8, "o": FULL}
     assert Payload.uniform(2).bits_of() == dict.fromkeys("qkvo", 2)
 
@@ -356,7 +356,7 @@ def test_a_travel_names_the_bits_of_each_role() -> None:
         (replace(MIXED, is_intra_coded=True), False, True, f"{MIXED}, intra-coded"),
     ],
 )
-def test_a_travel_is_full_if_all_roles_are_and_stands_alone_if_anew(
+def test_a_payload_is_uncompressed_if_all_roles_are_and_a_keyframe_if_intra_coded(
     payload: Payload, is_uncompressed: bool, is_keyframe: bool, text: str
 ) -> None:
     assert payload.is_uncompressed is is_uncompressed
@@ -365,7 +365,7 @@ def test_a_travel_is_full_if_all_roles_are_and_stands_alone_if_anew(
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_anew_is_another_kind_of_as_many_bytes(bits: int) -> None:
+def test_intra_coding_is_another_kind_of_as_many_bytes(bits: int) -> None:
     plain, intra = Payload.uniform(bits), Payload.uniform(bits, is_intra_coded=True)
     assert intra != plain
     assert str(intra) != str(plain), "by which ranks tell what they carried"
@@ -408,7 +408,7 @@ def test_the_share_that_is_sent_counts_the_bits_of_scales(
         ([INTRA, replace(UNCOMPRESSED, skipped_share=0.5)], "v", "qkv"),
     ],
 )
-def test_what_any_kind_of_step_needs_is_cached_roles_and_nothing_else(
+def test_what_any_kind_of_step_needs_is_cached_and_nothing_else(
     payloads: list[Payload], sent: str, held: str
 ) -> None:
     found = CachedRoles.for_payloads(payloads)
@@ -431,14 +431,14 @@ def test_what_any_kind_of_step_needs_is_cached_roles_and_nothing_else(
         ),
     ],
 )
-def test_where_no_tokens_are_left_out_only_what_is_coded_is_cached_roles(
+def test_where_no_tokens_are_skipped_only_what_is_coded_is_cached(
     payloads: list[Payload], coded: str
 ) -> None:
     found = CachedRoles.for_payloads(payloads).without_skipping
     assert found.sent == found.held == frozenset(coded)
 
 
-def test_a_kind_of_step_that_stands_alone_needs_nothing() -> None:
+def test_a_kind_of_step_that_is_a_keyframe_needs_nothing() -> None:
     """All of a policy need what those need that lean on others."""
     policy = Adaptive(40.0)
     leaning = [payload for payload in policy.payloads if not payload.is_keyframe]
@@ -457,7 +457,7 @@ def test_a_kind_of_step_that_stands_alone_needs_nothing() -> None:
         ("", (False, False)),
     ],
 )
-def test_an_exchange_is_cached_roles_on_the_sides_that_any_of_its_roles_needs(
+def test_an_exchange_is_cached_on_the_sides_that_any_of_its_roles_needs(
     roles: str, sides: tuple[bool, bool]
 ) -> None:
     cached_roles = CachedRoles(frozenset("v"), frozenset("qkv"))

@@ -169,7 +169,7 @@ def _regional(_rank: int, _num_ranks: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_blocks_that_share_a_graph_remember_apart() -> None:
+def test_blocks_that_share_a_graph_have_separate_caches() -> None:
     for result in run_local_ranks(_regional, 2, timeout_s=800):
         # Two blocks of two kinds. Dynamo may hand a block to a second graph after the first step.
         assert 4 <= result["caches"] <= 6
@@ -202,7 +202,7 @@ def _left_out(_rank: int, _num_ranks: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_tokens_left_out_are_the_same_in_generated_code() -> None:
+def test_tokens_skipped_are_the_same_in_generated_code() -> None:
     for result in run_local_ranks(_left_out, 2, timeout_s=800):
         lossy, plain, exact = (result[name] for name in ("cocodiff", "cocodiff_eager", "exact"))
         torch.testing.assert_close(lossy, plain, rtol=1e-5, atol=1e-5)

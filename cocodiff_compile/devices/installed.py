@@ -81,12 +81,12 @@ def why_not_legacy(package: str, installed: Installed) -> str:
     """
     if package not in installed.packages:
         return f"{package} is not installed"
-    found = installed.packages[package]
-    if _series(found) == _series(installed.torch):
+    package_version = installed.packages[package]
+    if _series(package_version) == _series(installed.torch):
         return ""
     return (
-        f"{package} {found} is made for torch {_series(found)}, this is {installed.torch}: "
-        "never imported"
+        f"{package} {package_version} is made for torch {_series(package_version)}, this is "
+        f"{installed.torch}: never imported"
     )
 
 

@@ -76,8 +76,8 @@ class SmallModel:
     def model_class(self) -> type[nn.Module]:
         import diffusers  # noqa: PLC0415  (slow, and optional)
 
-        found: type[nn.Module] = getattr(diffusers, self.class_name)
-        return found
+        model_class: type[nn.Module] = getattr(diffusers, self.class_name)
+        return model_class
 
     def build(
         self,

@@ -96,8 +96,8 @@ def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Nod
 def before_views(node: Node) -> Node:
     """Returns the tensor of which `node` is a chain of views and copies."""
     while is_view(node) or rejoined(node) is not None:
-        found = rejoined(node)
-        node = node.all_input_nodes[0] if found is None else found[0]
+        joined = rejoined(node)
+        node = node.all_input_nodes[0] if joined is None else joined[0]
     return node
 
 
@@ -128,8 +128,8 @@ def _next_view(node: Node) -> tuple[Node, ...]:
             return (reader,)
         parts = list(reader.users) if reader.target in SLICING else []
         for part in parts:
-            for way in ((reader, part), *((reader, part, joined) for joined in part.users)):
-                found = rejoined(way[-1])
-                if found is not None and found[0] is node:
-                    return way
+            for path in ((reader, part), *((reader, part, joining) for joining in part.users)):
+                joined = rejoined(path[-1])
+                if joined is not None and joined[0] is node:
+                    return path
     return ()

@@ -70,9 +70,9 @@ def _projection(reached: Reached, part: Cut | None) -> Projection:
     return Projection(reached.barrier, math.prod(shape[:-1]), shape[-1], columns)
 
 
-def _without_modulation(found: tuple[Projection, ...], batch: Size) -> tuple[Projection, ...]:
+def _without_modulation(projections: tuple[Projection, ...], batch: Size) -> tuple[Projection, ...]:
     """Drops GEMMs with one row per sample if others have more rows: they compute scales, not
     projections.
     """
-    tokens = tuple(item for item in found if not same(item.rows, batch))
-    return tokens or found
+    tokens = tuple(item for item in projections if not same(item.rows, batch))
+    return tokens or projections

@@ -187,23 +187,23 @@ def _length_of_step(ahead: tuple[Node, ...]) -> int:
     for index, node in enumerate(ahead[2:], start=2):
         if not is_concatenation(node):
             continue
-        found = rejoined(node)
-        if (found is not None and found[0] is ahead[0]) or _keeps_part_of(node, ahead[0]):
+        joined = rejoined(node)
+        if (joined is not None and joined[0] is ahead[0]) or _keeps_part_of(node, ahead[0]):
             return index
     return 1
 
 
 def _keeps_part_of(node: Node, whole: Node) -> bool:
-    found = kept(node)
-    return found is not None and found[0] is whole
+    source = kept(node)
+    return source is not None and source[0] is whole
 
 
 def _narrowed(dims: Dims, stepped: Dims, node: Node) -> list[Narrowed]:
     part = part_of(node)
-    found = (part.whole, part.dim) if part is not None else kept(node)
-    if found is None or len(dims) != len(stepped):
+    source = (part.whole, part.dim) if part is not None else kept(node)
+    if source is None or len(dims) != len(stepped):
         return []
-    whole, dim = found
+    whole, dim = source
     new = stepped[dim]
     if len(new) != 1 or any(new[0] is factor for factor in dims[dim]):
         return []

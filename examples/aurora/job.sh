@@ -30,7 +30,7 @@ on_tiles cocodiff topology auto --save "$OUT/topology.json" 2>&1 | tee "$OUT/top
 cocodiff topology aurora --ranks "$NUM_RANKS" > "$OUT/topology-preset.txt"
 
 # 5. What the lab measures over emulated links, on the links there are.
-on_tiles cocodiff bench --models qwen-image,sd3.5 --dtypes bf16 --ways inductor,cocodiff \
+on_tiles cocodiff bench --models qwen-image,sd3.5 --dtypes bf16 --variants inductor,cocodiff \
     --out "$OUT/bench" 2>&1 | tee "$OUT/bench.txt" || exit 1
 
 # 6. Pipelines with real weights, stock and ours: WEIGHTS is a folder with both, fetched before.

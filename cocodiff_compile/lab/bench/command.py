@@ -176,15 +176,15 @@ def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]
     shares = () if rates else _numbers(parsed, "shares", 1, 99) or SHARES
     return [
         Case(
-            WORKLOADS[model].of_dtype(dtype).for_ranks(position.num_ranks),
-            position,
+            WORKLOADS[model].of_dtype(dtype).for_ranks(ranks_grid.num_ranks),
+            ranks_grid,
             tuple(variants),
             tuple(int(share) for share in shares),
             tuple(rates),
             parsed.repeats,
             parsed.timeline,
         )
-        for model, dtype, position in itertools.product(models, dtypes, grids)
+        for model, dtype, ranks_grid in itertools.product(models, dtypes, grids)
     ]
 
 

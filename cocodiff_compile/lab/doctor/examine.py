@@ -58,20 +58,20 @@ def examine(host: Host) -> list[Finding]:
 
 
 def _versions(host: Host) -> Iterator[Finding]:
-    for what, found, tested in (
+    for what, version, tested in (
         ("torch", host.installed.torch, TESTED_TORCH),
         ("python", platform.python_version(), TESTED_PYTHON),
     ):
-        is_tested = f"{found.partition('+')[0]}.".startswith(f"{tested}.")
+        is_tested = f"{version.partition('+')[0]}.".startswith(f"{tested}.")
         text = "the version tested" if is_tested else f"never tested; tested: {tested}"
-        yield Finding(what, "ok" if is_tested else "note", f"{found}, {text}")
+        yield Finding(what, "ok" if is_tested else "note", f"{version}, {text}")
 
 
 def _devices(host: Host) -> Iterator[Finding]:
     counts = host.installed.device_counts
     absent = [f"no {name}" for name in DEVICE_KINDS if name != "cpu" and name not in counts]
-    found = [f"{count} {name}" for name, count in counts.items()] or ["cpu"]
-    yield Finding("device", "ok", ", ".join([*found, *(f"{name} device" for name in absent)]))
+    present = [f"{count} {name}" for name, count in counts.items()] or ["cpu"]
+    yield Finding("device", "ok", ", ".join([*present, *(f"{name} device" for name in absent)]))
 
 
 def _matrix_tiles(host: Host) -> Iterator[Finding]:
@@ -186,9 +186,11 @@ def _topology(host: Host) -> Iterator[Finding]:
     locations = [
         replace(location, host=f"{location.host} {node}") for node in nodes for location in here
     ]
-    found = detect(locations)
-    axes = " x ".join(f"{axis.name} {axis.size}" for axis in found.topology.axes)
-    yield Finding("topology", "ok", "; ".join([f"estimated, not measured: {axes}", *found.reasons]))
+    detected = detect(locations)
+    axes = " x ".join(f"{axis.name} {axis.size}" for axis in detected.topology.axes)
+    yield Finding(
+        "topology", "ok", "; ".join([f"estimated, not measured: {axes}", *detected.reasons])
+    )
 
 
 def _legacy(host: Host) -> Iterator[Finding]:

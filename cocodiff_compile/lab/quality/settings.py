@@ -26,21 +26,21 @@ def v_major_of(name: str) -> dict[str, Any]:
     """Returns the options of a policy by its name; `_KNOWN` lists the names."""
     if name in ("paper", "paper-seen"):
         return {"policy": "paper", "compare": "seen" if name == "paper-seen" else "sent"}
-    if found := re.fullmatch(r"adaptive(\d+)", name):
-        return {"policy": "adaptive", "target_psnr_db": int(found[1])}
-    if found := re.fullmatch(r"(?:int(\d))?skip(\d+)(o?)", name):
+    if match := re.fullmatch(r"adaptive(\d+)", name):
+        return {"policy": "adaptive", "target_psnr_db": int(match[1])}
+    if match := re.fullmatch(r"(?:int(\d))?skip(\d+)(o?)", name):
         return {
             "policy": "fixed",
-            "bits": int(found[1]) if found[1] else "full",
-            "skipped_share": int(found[2]) / 100,
-            "reuse_output": bool(found[3]),
+            "bits": int(match[1]) if match[1] else "full",
+            "skipped_share": int(match[2]) / 100,
+            "reuse_output": bool(match[3]),
             "select_per_stream": True,
             "refresh": 10,
         }
-    if found := re.fullmatch(r"int(\d|\d{4})(?:from(\d))?", name):
-        widths = [int(digit) for digit in found[1]]
+    if match := re.fullmatch(r"int(\d|\d{4})(?:from(\d))?", name):
+        widths = [int(digit) for digit in match[1]]
         bits = widths[0] if len(widths) == 1 else dict(zip(ROLES, widths, strict=True))
-        first = {"first_bits": int(found[2])} if found[2] else {}
+        first = {"first_bits": int(match[2])} if match[2] else {}
         return {"policy": "fixed", "bits": bits, **first}
     raise UserError(f"unknown policy {name!r}; known: {_KNOWN}")
 

@@ -109,14 +109,14 @@ DOES_COMPILE = ("what they do", "compiles a graph")
 
 def facts_by_ranks(groups: Groups, facts: Mapping[str, Facts]) -> dict[Ranks, Facts]:
     """Returns all facts that concern the same ranks, whatever the names of their groups."""
-    found: dict[Ranks, Facts] = {}
+    by_ranks: dict[Ranks, Facts] = {}
     names: dict[Ranks, int] = {}
     for name, ranks in groups.items():
         number = names[ranks] = names.get(ranks, 0) + 1
         where = f" of group {number} of these ranks" if number > 1 else ""
         own = [(f"{what}{where}", value) for what, value in facts.get(name, [])]
-        found.setdefault(ranks, []).extend(own)
-    return found
+        by_ranks.setdefault(ranks, []).extend(own)
+    return by_ranks
 
 
 def round_key(ranks: Ranks, number: int, stage: str, rank: int) -> str:
