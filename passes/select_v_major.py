@@ -28,8 +28,8 @@ import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import sort_topologically
-from cocodiff_compile.cut.head_cut import CutUnknown
-from cocodiff_compile.cut.picked_rows import PickPlan, blocks_before
+from cocodiff_compile.cut.cut import CutUnknown
+from cocodiff_compile.cut.selected_rows import SelectionPlan, blocks_before
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import (
     WAIT,
@@ -257,7 +257,7 @@ class _Rewriting:
         site: UlyssesSite,
         rewrite: RememberedExchange,
         rows: SentRows,
-        plan: PickPlan,
+        plan: SelectionPlan,
         arrived: Node,
     ) -> None:
         start = rewrite.flat.start
@@ -279,7 +279,7 @@ class _TokenPlan:
     """How many tokens of which streams are sent; and how O is computed of them, if it is."""
 
     streams: Streams
-    output: PickPlan | None = None
+    output: SelectionPlan | None = None
 
 
 def _most_bits(travel: Travel, roles: Iterable[Role]) -> int:
