@@ -88,15 +88,15 @@ class ChunkPlan:
     steps: Mapping[Node, Step]
     """The steps of the ways in, and of every node from there to the joined result."""
     region: tuple[Node, ...]
-    """What is computed per chunk, in graph order: from the waits of the ways in to what the way out
-    sends.
+    """The nodes that are computed per chunk, in graph order: from the waits of the ways in to what
+    the way out sends.
     """
     unpacking: tuple[Node, ...]
-    """From the wait of the way out to its result."""
+    """The nodes from the wait of the way out to its result."""
 
 
 def plan_chunks(site: UlyssesSite, count: int) -> ChunkPlan | Declined:
-    """The plan to cut a site, or why it cannot be cut."""
+    """Returns the plan to cut a site, or why it cannot be cut."""
     try:
         return _plan(site, count)
     except CutUnknown as unknown:
@@ -141,7 +141,9 @@ def _cut_of_packed(exchange: Exchange, packed: Node, count: int) -> Cut:
 
 
 def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
-    """All that the data of `starts` pass through before `end`, which is all they may reach."""
+    """Returns all that the data of `starts` pass through before `end`. Raises CutUnknown if they
+    reach anything else.
+    """
     found: set[Node] = set()
     stack = list(starts)
     while stack:
@@ -160,7 +162,9 @@ def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
 
 
 def _chain(start: Node, end: Node) -> tuple[Node, ...]:
-    """The only readers, one after the other, from behind `start` to `end`."""
+    """Returns the only readers, one after the other, from behind `start` to `end`. Raises
+    CutUnknown if there are others.
+    """
     chain = [end]
     while chain[-1].all_input_nodes[0] is not start:
         chain.append(chain[-1].all_input_nodes[0])
@@ -247,7 +251,7 @@ class _Rewrite:
         )
 
     def _erase(self) -> None:
-        """What the chunks replace; waits count as side effects, which nothing else removes."""
+        """Erases what the chunks replace; waits are side effects, which nothing else removes."""
         site = self.plan.site
         starts = [item.start for item in _ways_in(site)]
         old = (*starts, *self.plan.region, site.o.exchange.start, *self.plan.unpacking)

@@ -97,7 +97,7 @@ class SelectedRows(EmitChunks):
 
     which: Mapping[Node | None, Node] = field(default_factory=dict)
     _at: Node | None = None
-    """The rows that what is emitted has."""
+    """The rows that are emitted."""
 
     def emit_plan(self, plan: SelectionPlan, given: Mapping[Node, Node]) -> Node:
         """Emits the selected rows of the end; `given` are those of the nodes that begin. Raises

@@ -122,7 +122,7 @@ def squeezed_dims(node: Node) -> list[int]:
 
 
 def sliced(cut: Cut, operand: Node, node: Node) -> Cut:
-    """A part of a dim, one of several parts, or one of several results."""
+    """Follows a cut into a part of a dim, one of several parts, or one of several results."""
     slicing = operand if node.target is operator.getitem else node
     if slicing.target not in SLICING or not is_tensor(node):
         return cut  # of several parts the getitem that follows takes one
