@@ -8,7 +8,7 @@ Rewrites  the exchanges of a site, what stands between them and its attention, a
 Keeps     every value, bit for bit: heads do not see each other in an attention. As many bytes
           travel as before, in more messages.
 Declines  a site whose heads cannot be followed from exchange to exchange, through ops that the
-          table of `cut/head_cut.py` lists, or do not divide; one whose result is multiplied as a
+          table of `cut/rules.py` lists, or do not divide; one whose result is multiplied as a
           slice of a larger tensor, which chunks would join closer together.
 
     [P*S*B*h*D] -> exchange -> ... -> attention [B, h, N, D] -> ... -> exchange -> ...
@@ -23,15 +23,11 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cut.head_chunks import (
-    HeadChunks,
-    common_cut,
-    cuts_outside,
-    refuse_unknown_sizes,
-)
-from cocodiff_compile.cut.head_cut import CutUnknown, HeadCut, step_cut
+from cocodiff_compile.cut.checked_steps import refuse_symbolic_blocks, step_heads
+from cocodiff_compile.cut.cut import Cut, CutUnknown, Step
+from cocodiff_compile.cut.emit_chunks import EmitChunks
 from cocodiff_compile.cut.joining import is_dense
-from cocodiff_compile.ir.aten import bound, is_heavy, is_number, readers_of
+from cocodiff_compile.ir.aten import bound, is_heavy, is_number, readers_of, shape_of
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.layout import divides
@@ -83,21 +79,18 @@ class ChunkPlan:
 
     site: UlyssesSite
     count: int
-    cuts: Mapping[Node, HeadCut]
-    """Of what is exchanged on the ways in, and of every node from there to the joined result."""
+    steps: Mapping[Node, Step]
+    """The steps of the ways in, and of every node from there to the joined result."""
     region: tuple[Node, ...]
-    """What is computed per chunk, in graph order: from the waits of the ways in to what the way out
-    sends.
-    """
-    outside: Mapping[tuple[Node, Node], HeadCut]
-    """By a node of the region and what it reads from elsewhere: that one's cut, if it holds heads.
+    """The nodes that are computed per chunk, in graph order: from the waits of the ways in to what
+    the way out sends.
     """
     unpacking: tuple[Node, ...]
-    """From the wait of the way out to its result."""
+    """The nodes from the wait of the way out to its result."""
 
 
 def plan_chunks(site: UlyssesSite, count: int) -> ChunkPlan | Declined:
-    """The plan to cut a site, or why it cannot be cut."""
+    """Returns the plan to cut a site, or why it cannot be cut."""
     try:
         return _plan(site, count)
     except CutUnknown as unknown:
@@ -110,42 +103,41 @@ def _plan(site: UlyssesSite, count: int) -> ChunkPlan:
         heads = leg.num_heads // leg.exchange.num_ranks
         if not divides(count, heads):
             raise CutUnknown(f"a rank has {heads} heads of {leg.role.upper()}")
-    cuts: dict[Node, HeadCut] = {}
-    starts = [item.start for item in _ways_in(site)]
+    steps: dict[Node, Step] = {}
     for exchange in _ways_in(site):
         packed = bound(exchange.start)["input"]
-        cuts[packed] = _cut_of_packed(exchange, packed, count)
-        refuse_unknown_sizes(packed, cuts[packed])
-        cuts[exchange.start] = step_cut(cuts[packed], packed, exchange.start, count)
+        cut = _cut_of_packed(exchange, packed, count)
+        refuse_symbolic_blocks(packed, cut)
+        steps[exchange.start] = step_heads(exchange.start, {packed: cut})
     out = site.o.exchange
-    region = _region(starts, out.start)
-    outside: dict[tuple[Node, Node], HeadCut] = {}
-    for node in (*region, out.start):
-        cuts[node] = common_cut(node, cuts, count)
-        outside.update(cuts_outside(node, cuts))
+    region = _region(list(steps), out.start)
     unpacking = _chain(out.start, out.result)
-    for before, node in zip((out.start, *unpacking), unpacking, strict=False):
-        cuts[node] = step_cut(cuts[before], before, node, count)
-    refuse_unknown_sizes(out.result, cuts[out.result])
+    for node in (*region, out.start, *unpacking):
+        reads = {source: steps[source].cut for source in node.all_input_nodes if source in steps}
+        steps[node] = step_heads(node, reads)
+    refuse_symbolic_blocks(out.result, steps[out.result].cut)
     if not is_dense(out.result) and any(map(is_heavy, readers_of(out.result))):
         raise CutUnknown(f"{out.result.name} is multiplied as a slice of a larger tensor")
-    return ChunkPlan(site, count, cuts, region, outside, unpacking)
+    return ChunkPlan(site, count, steps, region, unpacking)
 
 
 def _ways_in(site: UlyssesSite) -> list[Exchange]:
     return [item for item in site.exchanges if item.way == "in"]
 
 
-def _cut_of_packed(exchange: Exchange, packed: Node, count: int) -> HeadCut:
-    path = view_path(exchange.source, packed)
-    cut = HeadCut(exchange.scatter_dim, exchange.num_ranks)
-    for before, node in itertools.pairwise(path):
-        cut = step_cut(cut, before, node, count)
+def _cut_of_packed(exchange: Exchange, packed: Node, count: int) -> Cut:
+    dim = exchange.scatter_dim
+    size = shape_of(exchange.source)[dim]
+    cut = Cut.in_equal_chunks(dim, exchange.num_ranks, size, count)
+    for before, node in itertools.pairwise(view_path(exchange.source, packed)):
+        cut = step_heads(node, {before: cut}).cut
     return cut
 
 
 def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
-    """All that the data of `starts` pass through before `end`, which is all they may reach."""
+    """Returns all that the data of `starts` pass through before `end`. Raises CutUnknown if they
+    reach anything else.
+    """
     found: set[Node] = set()
     stack = list(starts)
     while stack:
@@ -164,7 +156,9 @@ def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
 
 
 def _chain(start: Node, end: Node) -> tuple[Node, ...]:
-    """The only readers, one after the other, from behind `start` to `end`."""
+    """Returns the only readers, one after the other, from behind `start` to `end`. Raises
+    CutUnknown if there are others.
+    """
     chain = [end]
     while chain[-1].all_input_nodes[0] is not start:
         chain.append(chain[-1].all_input_nodes[0])
@@ -179,44 +173,48 @@ def _chain(start: Node, end: Node) -> tuple[Node, ...]:
 class _Rewrite:
     graph: Graph
     plan: ChunkPlan
-    chunks: HeadChunks
+    chunks: EmitChunks
 
     @classmethod
     def of(cls, graph: Graph, plan: ChunkPlan) -> _Rewrite:
-        return cls(graph, plan, HeadChunks(graph, plan.count, plan.cuts, plan.outside))
+        return cls(graph, plan, EmitChunks(graph, plan.steps, keeps_ops=True))
 
     def run(self) -> UlyssesSite:
         site, out = self.plan.site, self.plan.site.o.exchange
         for exchange in _ways_in(site):
-            packed = bound(exchange.start)["input"]
-            with self.graph.inserting_before(exchange.start):
-                for chunk, copies in enumerate(self.chunks.copies):
-                    part = self.chunks.part(packed, self.plan.cuts[packed], chunk)
-                    copies[exchange.start] = self.chunks.exchange(exchange.start, part)
-        with self.graph.inserting_before(out.start):
-            for chunk in range(self.plan.count):
-                self.chunks.copy_all((*self.plan.region, out.start), chunk)
+            self._emit([exchange.start], exchange.start)
+        self._emit((*self.plan.region, out.start), out.start)
+        self._emit(self.plan.unpacking, self.plan.unpacking[0])
         with self.graph.inserting_before(self.plan.unpacking[0]):
-            for chunk in range(self.plan.count):
-                self.chunks.copy_all(self.plan.unpacking, chunk)
-            joined = self.chunks.join(out.result)
+            joined = self.chunks.whole(out.result)
         out.result.replace_all_uses_with(joined)
         chunked = self._chunked_site(joined)
         self._erase()
         return chunked
+
+    def _emit(self, nodes: Sequence[Node], before: Node) -> None:
+        """Emits all nodes of one chunk, then all of the next."""
+        with self.graph.inserting_before(before):
+            for number in range(self.plan.count):
+                for node in nodes:
+                    self.chunks.emit(node, number)
 
     def _chunked_site(self, joined: Node) -> UlyssesSite:
         site = self.plan.site
         chunked = {item.start: self._chunked(item, joined) for item in site.exchanges}
         q, k, v, o = (replace(leg, exchange=chunked[leg.exchange.start]) for leg in site.legs)
         attention = site.attention
-        nodes = tuple(copies[node] for copies in self.chunks.copies for node in attention.nodes)
-        output = self.chunks.copies[-1][attention.output]
+        nodes = tuple(
+            self.chunks.chunk(node, number)
+            for number in range(self.plan.count)
+            for node in attention.nodes
+        )
+        output = self.chunks.chunk(attention.output, self.plan.count - 1)
         attention = Attention(attention.form, nodes, output, attention.mask, attention.is_causal)
         return replace(site, attention=attention, q=q, k=k, v=v, o=o)
 
     def _chunked(self, exchange: Exchange, joined: Node) -> Exchange:
-        chunks = tuple(self._chunk_of(exchange, copies) for copies in self.chunks.copies)
+        chunks = tuple(self._chunk_of(exchange, number) for number in range(self.plan.count))
         first, last = chunks[0], chunks[-1]
         result = first.result if exchange.way == "in" else joined
         return replace(
@@ -229,25 +227,25 @@ class _Rewrite:
             chunks=chunks,
         )
 
-    def _chunk_of(self, exchange: Exchange, copies: Mapping[Node, Node]) -> Exchange:
-        start = copies[exchange.start]
+    def _chunk_of(self, exchange: Exchange, number: int) -> Exchange:
+        start = self.chunks.chunk(exchange.start, number)
         splits = bound(start)["input_split_sizes"]
         source, scatter_dim = bound(start)["input"], 0
         if exchange.way == "out":
-            source, scatter_dim = copies[exchange.source], exchange.scatter_dim
+            source, scatter_dim = self.chunks.chunk(exchange.source, number), exchange.scatter_dim
         return replace(
             exchange,
             start=start,
-            wait=copies[exchange.wait],
+            wait=self.chunks.chunk(exchange.wait, number),
             source=source,
             scatter_dim=scatter_dim,
-            result=copies[exchange.result],
+            result=self.chunks.chunk(exchange.result, number),
             splits=tuple(s.meta["val"] if isinstance(s, Node) else s for s in splits),
             size_bytes=exchange.size_bytes // self.plan.count,
         )
 
     def _erase(self) -> None:
-        """What the chunks replace; waits count as side effects, which nothing else removes."""
+        """Erases what the chunks replace; waits are side effects, which nothing else removes."""
         site = self.plan.site
         starts = [item.start for item in _ways_in(site)]
         old = (*starts, *self.plan.region, site.o.exchange.start, *self.plan.unpacking)

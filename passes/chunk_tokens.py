@@ -1,6 +1,6 @@
-"""chunk-tokens: run what lies between attentions per run of this rank's tokens.
+"""chunk-tokens: run what lies between attentions per chunk of this rank's tokens.
 
-Needs     recognised sites, in chunks of heads or not; in how many runs the tokens are to be cut.
+Needs     recognised sites, in chunks of heads or not; in how many chunks tokens are to be cut.
 Rewrites  the queries of every attention, and all that is computed row by row from there on: ways
           out, projections, norms, MLPs, the next attention's ways in. Keys and values are joined
           again in front of their attention.
@@ -8,10 +8,10 @@ Keeps     every value: rows do not see each other in any of this. Bit for bit wh
           that multiplies computes a row alike whatever stands beside it, as on CPU. As many bytes
           travel as before, in more messages.
 Declines  a site whose tokens cannot be followed from its queries through its way out, through ops
-          that the tables of `cut/row_cut.py` list.
+          that the table of `cut/rules.py` lists.
 
     exchange -> [S, C] -> projection, norm, MLP [S, C] -> exchange
-    n times:    [s, C] -> projection, norm, MLP [s, C] -> exchange: one run computes while others
+    n times:    [s, C] -> projection, norm, MLP [s, C] -> exchange: one chunk computes while others
     travel
 """
 
@@ -22,15 +22,9 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cut.head_cut import CutUnknown
-from cocodiff_compile.cut.row_cut import (
-    RowCut,
-    RowPlan,
-    RowStep,
-    sizes_of,
-    step_rows,
-)
-from cocodiff_compile.cut.row_runs import RowRuns
+from cocodiff_compile.cut.checked_steps import step_tokens
+from cocodiff_compile.cut.cut import Cut, CutPlan, CutUnknown, Step, numbers, sizes_of
+from cocodiff_compile.cut.emit_chunks import EmitChunks
 from cocodiff_compile.ir.aten import aten, bound, parse_fused_attention
 from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.graph_pass import PassResult
@@ -45,8 +39,8 @@ from cocodiff_compile.ir.records import (
 )
 
 
-def plan_rows(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> RowPlan:
-    """Follows runs of rows from the queries of `sites` through the graph."""
+def plan_tokens(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> CutPlan:
+    """Follows chunks of tokens from the queries of `sites` through the graph."""
     seeds = {
         node: site
         for site in sites
@@ -54,8 +48,8 @@ def plan_rows(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> RowPlan
         if node.target in FUSED_ATTENTION
     }
     exchanges = frozenset(piece.start for site in sites for piece in site.pieces)
-    cuts: dict[Node, RowCut] = {}
-    steps: dict[Node, RowStep] = {}
+    cuts: dict[Node, Cut] = {}
+    steps: dict[Node, Step] = {}
     stopped: dict[Node, str] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -68,20 +62,20 @@ def plan_rows(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> RowPlan
                 continue
             if any(user.target is aten.as_strided.default for user in node.users):
                 raise CutUnknown(f"{node.name} is read by its place in memory")
-            steps[node] = step_rows(node, reads, exchanges)
+            steps[node] = step_tokens(node, reads, exchanges)
             cuts[node] = steps[node].cut
         except CutUnknown as unknown:
             stopped[node] = str(unknown)
-    return RowPlan(steps, count, stopped)
+    return CutPlan(steps, count, stopped)
 
 
-def _first_cut(query: Node, site: UlyssesSite, count: int) -> RowCut:
+def _first_cut(query: Node, site: UlyssesSite, count: int) -> Cut:
     num_ranks = site.o.exchange.num_ranks
     tokens, rest = divmod(sizes_of(query)[2], num_ranks)
     if rest or tokens < count:
         raise CutUnknown(f"{sizes_of(query)[2]} tokens of {num_ranks} ranks")
     most = -(-tokens // count)
-    return RowCut(2, num_ranks, (*[most] * (count - 1), tokens - most * (count - 1)))
+    return Cut(2, num_ranks, (*[most] * (count - 1), tokens - most * (count - 1)))
 
 
 @dataclass(frozen=True)
@@ -96,34 +90,33 @@ class ChunkTokens:
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         if self.attentions is None:
-            plan, declined = plan_runs(graph, found.sites, self.chunks)
+            plan, declined = plan_cuttable(graph, found.sites, self.chunks)
         else:
             sites = [found.sites[place] for place in self.attentions]
-            plan, declined = plan_rows(graph, sites, self.chunks), ()
+            plan, declined = plan_tokens(graph, sites, self.chunks), ()
         return replace(chunk_tokens(graph, found, plan), declined=declined)
 
 
-def chunk_tokens(graph: Graph, found: Recognition, plan: RowPlan) -> PassResult:
-    """Computes run by run what is in the plan."""
+def chunk_tokens(graph: Graph, found: Recognition, plan: CutPlan) -> PassResult:
+    """Computes chunk by chunk what is in the plan."""
     if not plan.steps:
         return PassResult(False)
-    made = _Rewrite(graph, plan).run()
+    made = _Rewrite(graph, plan.steps).run()
     graph.eliminate_dead_code()
     recognition = replace(found, sites=tuple(map(made.site, found.sites)))
     cut = sum(
         site.attention != old.attention
         for site, old in zip(recognition.sites, found.sites, strict=True)
     )
-    return PassResult(
-        True, recognition, notes=(f"tokens of {cut} attentions in {plan.count} runs",)
-    )
+    note = f"tokens of {cut} attentions in {plan.count} chunks"
+    return PassResult(True, recognition, notes=(note,))
 
 
-def plan_runs(
+def plan_cuttable(
     graph: Graph, sites: Sequence[UlyssesSite], count: int
-) -> tuple[RowPlan, tuple[Declined, ...]]:
-    """The plan for all sites whose runs reach their way out, and the other sites."""
-    plan = plan_rows(graph, sites, count)
+) -> tuple[CutPlan, tuple[Declined, ...]]:
+    """Returns the plan for all sites whose chunks reach their way out, and declines the others."""
+    plan = plan_tokens(graph, sites, count)
     declined = {}
     for site in sites:
         if not all(piece.start in plan.steps for piece in site.o.exchange.pieces):
@@ -134,12 +127,12 @@ def plan_runs(
             )
     if declined:
         able = [site for site in sites if site.index not in declined]
-        plan = plan_rows(graph, able, count)
+        plan = plan_tokens(graph, able, count)
     return plan, tuple(declined.values())
 
 
 def _behind(site: UlyssesSite) -> Iterable[Node]:
-    """From the attention to the way out, in graph order."""
+    """Returns the nodes from the attention to the way out, in graph order."""
     ends = {piece.start for piece in site.o.exchange.pieces}
     found = dict.fromkeys(site.attention.nodes)
     stack = list(found)
@@ -152,24 +145,25 @@ def _behind(site: UlyssesSite) -> Iterable[Node]:
     return sorted(found)
 
 
-class _Rewrite(RowRuns):
-    """A whole graph, and what recognition found in it."""
+class _Rewrite(EmitChunks):
+    """Rewrites a whole graph, and what recognition found in it."""
 
     def run(self) -> _Rewrite:
         for node in list(self.graph.nodes):
             with self.graph.inserting_before(node):
-                if node in self.plan.steps:
-                    self.runs[node] = self._runs_of(node)
+                if node in self.steps:
+                    for number in range(self.steps[node].cut.count):
+                        self.emit(node, number)
                 else:
                     for source in node.all_input_nodes:
-                        if source in self.plan.steps:
-                            node.replace_input_with(source, self._whole(source))
-        for node in reversed(list(self.plan.steps)):
+                        if source in self.steps:
+                            node.replace_input_with(source, self.whole(source))
+        for node in reversed(list(self.steps)):
             self.graph.erase_node(node)
         return self
 
     def site(self, site: UlyssesSite) -> UlyssesSite:
-        """The same site, with the runs of what was cut in place of it."""
+        """Returns the same site, with the chunks of what was cut in place of it."""
         q, k, v, o = map(self._leg, site.legs)
         attention = site.attention
         nodes = self._all(attention.nodes)
@@ -180,7 +174,7 @@ class _Rewrite(RowRuns):
 
     def _all(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         return tuple(
-            run for node in nodes for run in self.runs.get(node, (node,)) if run is not None
+            chunk for node in nodes for chunk in self.chunks.get(node, (node,)) if chunk is not None
         )
 
     def _leg(self, leg: Leg) -> Leg:
@@ -188,13 +182,13 @@ class _Rewrite(RowRuns):
         return replace(leg, exchange=self._exchange_of(leg.exchange), projections=projections)
 
     def _projection(self, item: Projection) -> list[Projection]:
-        if item.node not in self.runs:
+        if item.node not in self.chunks:
             return [item]
-        runs = [run for run in self.runs[item.node] if run is not None]
-        return [replace(item, node=run, rows=sizes_of(run)[0]) for run in runs]
+        chunks = self._all((item.node,))
+        return [replace(item, node=chunk, rows=sizes_of(chunk)[0]) for chunk in chunks]
 
     def _exchange_of(self, exchange: Exchange) -> Exchange:
-        if not any(piece.start in self.runs for piece in exchange.pieces):
+        if not any(piece.start in self.chunks for piece in exchange.pieces):
             return exchange
         pieces = [part for piece in exchange.pieces for part in self._pieces_of(piece)]
         return replace(
@@ -207,19 +201,19 @@ class _Rewrite(RowRuns):
         )
 
     def _pieces_of(self, piece: Exchange) -> list[Exchange]:
-        if piece.start not in self.runs:
+        if piece.start not in self.chunks:
             return [piece]
-        rows = self.plan.steps[piece.start].cut
+        lengths = numbers(self.steps[piece.start].cut.lengths, piece.start)
         return [
             replace(
                 piece,
-                start=self._existing(piece.start, number),
-                wait=self._existing(piece.wait, number),
-                source=bound(self._existing(piece.start, number))["input"],
-                result=self._existing(piece.wait, number),
-                splits=tuple(bound(self._existing(piece.start, number))["input_split_sizes"]),
-                size_bytes=piece.size_bytes * length // rows.rows,
+                start=self.chunk(piece.start, number),
+                wait=self.chunk(piece.wait, number),
+                source=bound(self.chunk(piece.start, number))["input"],
+                result=self.chunk(piece.wait, number),
+                splits=tuple(bound(self.chunk(piece.start, number))["input_split_sizes"]),
+                size_bytes=piece.size_bytes * length // sum(lengths),
             )
-            for number, length in enumerate(rows.lengths)
+            for number, length in enumerate(lengths)
             if length
         ]

@@ -28,8 +28,8 @@ import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import sort_topologically
-from cocodiff_compile.cut.head_cut import CutUnknown
-from cocodiff_compile.cut.picked_rows import PickPlan, blocks_before
+from cocodiff_compile.cut.cut import CutUnknown
+from cocodiff_compile.cut.selected_rows import SelectionPlan, blocks_before
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import WAIT, aten, bound, emit, shape_of, size_bytes
 from cocodiff_compile.ir.collectives import waits_behind
@@ -258,7 +258,7 @@ class _Rewriting:
         site: UlyssesSite,
         rewrite: CachedExchange,
         rows: SentRows,
-        plan: PickPlan,
+        plan: SelectionPlan,
         arrived: Node,
     ) -> None:
         start = rewrite.flat.start
@@ -282,7 +282,7 @@ class _TokenPlan:
     """
 
     streams: Streams
-    output: PickPlan | None = None
+    output: SelectionPlan | None = None
 
 
 def _most_bits(payload: Payload, roles: Iterable[Role]) -> int:

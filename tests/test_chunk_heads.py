@@ -36,8 +36,8 @@ DECLINED = {
     "replicated text": "sends what was exchanged elsewhere",
     "grouped queries, one kv head per rank": "a rank has 3 heads of Q",
     "result read twice": "has several readers",
-    "reversed late": "may mix heads",
-    "reversed late, einsums": "may mix heads",
+    "reversed late": "may mix chunks",
+    "reversed late, einsums": "may mix chunks",
 }
 """Idioms that are left whole, and a part of the reason."""
 

@@ -1,4 +1,4 @@
-"""chunk-tokens: what is computed per run of tokens is the whole, for every spelling of Ulysses."""
+"""chunk-tokens: what is computed by chunks of tokens is the whole, for all spellings of Ulysses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cocodiff_compile.compat import inductor_settings
 from cocodiff_compile.compiler import exact_rows
 from cocodiff_compile.compiler.exact_rows import rows_differ, rows_differ_on_any
 from cocodiff_compile.cost.costs import Costs
-from cocodiff_compile.cut.row_cut import RowPlan
+from cocodiff_compile.cut.cut import CutPlan
 from cocodiff_compile.decide.token_chunk_count import token_chunk_tasks
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import ALL_TO_ALL, PROJECTION
 from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.passes.chunk_heads import chunk_heads
-from cocodiff_compile.passes.chunk_tokens import plan_rows
+from cocodiff_compile.passes.chunk_tokens import plan_tokens
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
@@ -59,7 +59,7 @@ DECLINED = {
     "dynamic, stack": DYNAMIC,
     "dynamic, joint": DYNAMIC,
     "dynamic, einsums": NOT_ONE_OP,
-    "rows dropped of the query too": "moves rows",
+    "rows dropped of the query too": "moves what is cut",
     "rows dropped of the query too, put back by cat": "takes rows of several blocks",
 }
 """Idioms that are left whole, and a part of the reason."""
@@ -80,7 +80,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Twice(nn.Module):
-    """A layer after itself, so that what it makes of runs is exchanged again."""
+    """A layer after itself, so that what it makes of chunks is exchanged again."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def chunked(gm: GraphModule, count: int) -> tuple[GraphModule, PassResult]:
         for idiom in IDIOMS
     ],
 )
-def test_idiom_in_runs_is_whole_bit_for_bit(name: str) -> None:
+def test_idiom_in_chunks_is_whole_bit_for_bit(name: str) -> None:
     (idiom,) = (idiom for idiom in IDIOMS if idiom.name == name)
     idiom = replace(
         idiom,
@@ -139,8 +139,8 @@ def test_idiom_in_runs_is_whole_bit_for_bit(name: str) -> None:
     pieces = [item for site in result.recognition.sites for item in site.pieces]
     assert {item.start for item in pieces} == set(starts)
     on = machine(idiom.num_ranks)
-    in_runs, whole = run_both(ours, gm, values, on)
-    assert equal_on_every_rank(in_runs, whole)
+    in_chunks, whole = run_both(ours, gm, values, on)
+    assert equal_on_every_rank(in_chunks, whole)
     assert not torch.equal(whole[0][0], whole[1][0])
 
 
@@ -183,7 +183,7 @@ def test_a_rank_that_compiles_again_alone_asks_nobody() -> None:
     with fake_ranks(6):
         gm, _ = _flux()
         found = recognize(gm.graph)
-        plan = plan_rows(gm.graph, found.sites, 2)
+        plan = plan_tokens(gm.graph, found.sites, 2)
         group = found.sites[0].q.exchange.group
         assert rows_differ_on_any(plan, group, alone=True) == ""
 
@@ -195,7 +195,7 @@ def test_a_trial_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(exact_rows, "_call", fail)
     with fake_ranks(6):
         gm, _ = _flux()
-        plan = plan_rows(gm.graph, recognize(gm.graph).sites, 2)
+        plan = plan_tokens(gm.graph, recognize(gm.graph).sites, 2)
         assert "no memory" in rows_differ_on_any(plan, "0", alone=True)
 
 
@@ -224,7 +224,7 @@ def test_only_what_mixes_rows_reads_them_joined() -> None:
     """In FLUX: attentions, and the gather at its end."""
     with fake_ranks(6):
         gm, _ = _flux()
-        plan = plan_rows(gm.graph, recognize(gm.graph).sites, 2)
+        plan = plan_tokens(gm.graph, recognize(gm.graph).sites, 2)
     (gather,) = plan.stopped
     assert "all_gather" in str(gather.target)
     projections = [node for node in gm.graph.nodes if node.target in PROJECTION]
@@ -239,8 +239,8 @@ def _rows(node: Node) -> int:
     return rows
 
 
-def test_a_wrong_run_is_caught() -> None:
-    """The proof itself: with one run of a way out sent twice the result is another."""
+def test_a_wrong_chunk_is_caught() -> None:
+    """The proof itself: with one chunk of a way out sent twice the result is another."""
     with fake_ranks(6):
         gm, values = _flux()
         ours, result = chunked(gm, 2)
@@ -262,12 +262,12 @@ def test_rows_that_a_library_computes_otherwise_stay_whole(
 
     with fake_ranks(6):
         gm, _ = _flux()
-        assert rows_differ(plan_rows(gm.graph, recognize(gm.graph).sites, 2)) == ""
+        assert rows_differ(plan_tokens(gm.graph, recognize(gm.graph).sites, 2)) == ""
         monkeypatch.setattr(exact_rows, "_call", by_rows)
         before = str(gm.graph)
         ours, result = chunked(gm, 2)
     assert not result.changed
-    assert "gives other bits for rows in runs of" in result.notes[0]
+    assert "gives other bits in chunks of" in result.notes[0]
     assert "MKL_CBWR" not in result.notes[0]  # it is set already
     assert str(ours.graph) == before
 
@@ -277,17 +277,17 @@ def test_what_mkl_computes_otherwise_has_a_remedy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(exact_rows, "_is_exact", lambda node, _step: node.target not in PROJECTION)
     with fake_ranks(6):
         gm, _ = _flux()
-        reason = rows_differ(plan_rows(gm.graph, recognize(gm.graph).sites, 2))
+        reason = rows_differ(plan_tokens(gm.graph, recognize(gm.graph).sites, 2))
     assert reason.endswith("with MKL_CBWR=AUTO,STRICT in the environment MKL computes rows alike")
 
 
 def test_rows_stay_whole_where_kernels_are_tuned_by_shape() -> None:
     with inductor_settings({"max_autotune": True}):
-        assert "max_autotune" in rows_differ(RowPlan({}, 2, {}))
+        assert "max_autotune" in rows_differ(CutPlan({}, 2, {}))
 
 
 @pytest.mark.parametrize(("device", "is_cut"), [(SLOW_LINKS, True), (FAST_LINKS, False)])
-def test_runs_are_made_where_they_are_estimated_to_pay(device: Device, is_cut: bool) -> None:
+def test_chunks_are_made_where_they_are_estimated_to_pay(device: Device, is_cut: bool) -> None:
     on = machine(2, 3)
     with fake_ranks(6):
         gm, _ = _flux()
@@ -301,7 +301,7 @@ def test_runs_are_made_where_they_are_estimated_to_pay(device: Device, is_cut: b
 @pytest.mark.parametrize("name", ["flux", "sd3", "flux2", "wan"])
 @pytest.mark.parametrize("head_chunks", [1, 2])
 def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
-    """The tasks of a sketch are those of the graph in runs, in every field."""
+    """The tasks of a sketch are those of the graph in chunks, in every field."""
     with fake_ranks(6):
         gm, _, _ = captured_model(name, **ENOUGH)
         found = recognize(gm.graph)
@@ -318,7 +318,7 @@ def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
 
 
 def test_a_layer_of_an_idiom_alone_is_cut_behind_its_attention() -> None:
-    """Without a next attention the runs are joined at the end of the graph."""
+    """Without a next attention the chunks are joined at the end of the graph."""
     (idiom, *_) = IDIOMS
     idiom: Idiom = replace(idiom, tokens=16)
     with fake_ranks(idiom.num_ranks):

@@ -106,7 +106,7 @@ def test_ranks_with_all_passes_equal_inductor_and_one_process(
         assert result["difference to eager"] <= INDUCTOR_ERROR
         assert result["sites"] == result["expected sites"] > 0
         assert result["phases"] == {len(AXES[num_ranks])}
-        assert result["chunks"] <= {2, 4}  # of heads, and of tokens where those came in runs
+        assert result["chunks"] <= {2, 4}  # of heads, and of tokens where those came in chunks
         assert result["ways out"] == {4}
         assert result["ordered"]
 

@@ -18,7 +18,7 @@ from cocodiff_compile.compiler import exact_rows
 from cocodiff_compile.compiler.exact_rows import rows_differ
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
-from cocodiff_compile.passes.chunk_tokens import plan_runs
+from cocodiff_compile.passes.chunk_tokens import plan_cuttable
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.split_projections import split_projections
 from tests import hand_written as hw
@@ -126,7 +126,7 @@ def test_a_product_of_joined_tokens_is_tried_with_their_new_strides(
 
     with fake_ranks(RANKS):
         gm, _ = capture_call(ReadWhole(_gram_of_a_slice).eval(), torch.randn(2, 40, hw.WIDTH))
-        plan, _ = plan_runs(gm.graph, recognize(gm.graph).sites, 2)
+        plan, _ = plan_cuttable(gm.graph, recognize(gm.graph).sites, 2)
         assert rows_differ(plan) == ""
         monkeypatch.setattr(exact_rows, "_call", strided)
         assert "joined again" in rows_differ(plan)

@@ -1,14 +1,14 @@
 """The rules by which cuts pass an op: cutting before it equals cutting behind it, bit for bit, or
 the rule refuses.
 
-Each op of the tables is called with random shapes, dims and data, its operands are cut at random
-places, and what the rewriter emits for the parts is joined and compared with the op on the whole.
-What is drawn and compared knows nothing of how cuts are followed; `_in_heads` and `_in_rows` do.
+Each op of the table is called with random shapes, dims and data, its operands are cut at random
+places, and what the rewriter emits for the chunks is joined and compared with the op on the whole.
+Cuts are drawn like those of heads, in equal chunks, and like those of rows, in chunks of any
+lengths. What is drawn and compared knows nothing of how cuts are followed; `_chunked` does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -21,20 +21,12 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cut.head_chunks import HeadChunks, common_cut, cuts_outside
-from cocodiff_compile.cut.head_cut import HEAD_RULES, CutUnknown, HeadCut
+from cocodiff_compile.cut.checked_steps import step_equal_chunks, step_heads, step_tokens
+from cocodiff_compile.cut.cut import Cut, CutUnknown, Step
+from cocodiff_compile.cut.emit_chunks import EmitChunks
 from cocodiff_compile.cut.joining import is_dense
-from cocodiff_compile.cut.row_cut import (
-    ONE_OPERAND_RULES,
-    ROW_RULES,
-    RowCut,
-    RowPlan,
-    RowStep,
-    step_rows,
-)
-from cocodiff_compile.cut.row_runs import RowRuns
-from cocodiff_compile.ir.aten import ALL_TO_ALL, aten, emit, value_of
-from cocodiff_compile.ir.layout import divides
+from cocodiff_compile.cut.rules import CUT_RULES, step_cut
+from cocodiff_compile.ir.aten import aten, emit, value_of
 from cocodiff_compile.ir.pointwise import POINTWISE
 from tests.lockstep import run_lockstep
 from tests.op_calls import (
@@ -47,15 +39,13 @@ from tests.op_calls import (
     is_exact,
 )
 
-Inside = Mapping[Node, Any]
+Inside = Mapping[Node, Cut]
 """The inputs that are cut, with their cuts."""
 
-TABLED = {*HEAD_RULES, *ROW_RULES, *ONE_OPERAND_RULES}
 
-
-def test_every_op_of_the_tables_is_called_here() -> None:
-    assert set(CALLS) | WITHOUT_A_CALL >= TABLED
-    assert set(CALLS) - {torch.ops._c10d_functional.all_to_all_single.default} <= TABLED
+def test_every_op_of_the_table_is_called_here() -> None:
+    assert set(CALLS) | WITHOUT_A_CALL >= set(CUT_RULES)
+    assert set(CALLS) <= set(CUT_RULES)
 
 
 class _Built:
@@ -106,62 +96,54 @@ def _of_rank(value: Tensor, rank: int) -> Tensor:
     return own.copy_(value + rank)
 
 
-def _in_heads(built: _Built, draw: Draw) -> Node:
+def _chunked(built: _Built, inside: Inside, keeps_ops: bool) -> Node:
+    """Computes a call chunk by chunk and joins the chunks of its result."""
+    steps = {node: Step(cut, ()) for node, cut in inside.items()}
+    for node in built.nodes:
+        reads = {source: steps[source].cut for source in node.all_input_nodes if source in steps}
+        steps[node] = (step_equal_chunks if keeps_ops else step_cut)(node, reads)
+    chunks = EmitChunks(built.graph, steps, keeps_ops)
+    numbers = range(next(iter(inside.values())).count)
+    for node, cut in inside.items():
+        chunks.chunks[node] = [
+            chunks.part(node, cut, number) if cut.lengths[number] else None for number in numbers
+        ]
+    for node in built.nodes:
+        for number in numbers:
+            chunks.emit(node, number)
+    return chunks.whole(built.nodes[-1])
+
+
+def _like_heads(built: _Built, draw: Draw) -> Node:
     count = draw(st.sampled_from((2, 3)))
 
-    def possible(node: Node) -> list[HeadCut]:
+    def possible(node: Node) -> list[Cut]:
         return [
-            HeadCut(dim, outer)
+            Cut.in_equal_chunks(dim, outer, size, count)
             for dim, size in enumerate(value_of(node).shape)
             for outer in range(1, size + 1)
-            if divides(outer * count, size)
+            if size % (outer * count) == 0
         ]
 
-    inside = _cut_some(built, possible, draw)
-    cuts, outside = dict(inside), {}
-    for node in built.nodes:
-        cuts[node] = common_cut(node, cuts, count)
-        outside.update(cuts_outside(node, cuts))
-    chunks = HeadChunks(built.graph, count, cuts, outside)
-    for number, copies in enumerate(chunks.copies):
-        copies.update({node: chunks.part(node, cut, number) for node, cut in inside.items()})
-        chunks.copy_all(built.nodes, number)
-    return chunks.join(built.nodes[-1])
+    return _chunked(built, _cut_some(built, possible, draw), keeps_ops=True)
 
 
-class _Runs(RowRuns):
-    def emit(self, inside: Inside, nodes: list[Node]) -> Node:
-        for node, cut in inside.items():
-            self.runs[node] = [
-                self._part(node, cut, number) if length else None
-                for number, length in enumerate(cut.lengths)
-            ]
-        for node in nodes:
-            self.runs[node] = self._runs_of(node)
-        return self._whole(nodes[-1])
-
-
-def _in_rows(built: _Built, draw: Draw) -> Node:
+def _like_rows(built: _Built, draw: Draw) -> Node:
     shares = draw(st.lists(st.integers(0, 3), min_size=2, max_size=3))
 
-    def possible(node: Node) -> list[RowCut]:
+    def possible(node: Node) -> list[Cut]:
         return [
-            RowCut(dim, outer, lengths)
+            Cut(dim, outer, lengths)
             for dim, size in enumerate(value_of(node).shape)
             for outer in range(1, size + 1)
             if size % outer == 0 and (lengths := _lengths(size // outer, shares))
         ]
 
-    inside = _cut_some(built, possible, draw)
-    steps = {node: RowStep(cut, ()) for node, cut in inside.items()}
-    for node in built.nodes:
-        reads = {source: steps[source].cut for source in node.all_input_nodes if source in steps}
-        steps[node] = step_rows(node, reads, frozenset(built.nodes))
-    return _Runs(built.graph, RowPlan(steps, len(shares), {})).emit(inside, built.nodes)
+    return _chunked(built, _cut_some(built, possible, draw), keeps_ops=False)
 
 
 def _lengths(rows: int, shares: list[int]) -> tuple[int, ...]:
-    """Runs of about these shares, empty if there are not two rows or two runs."""
+    """Chunks of about these shares, empty if there are not two rows or two chunks."""
     total = sum(shares)
     if rows < 2 or sum(share > 0 for share in shares) < 2:
         return ()
@@ -170,7 +152,7 @@ def _lengths(rows: int, shares: list[int]) -> tuple[int, ...]:
     return lengths if max(lengths) < rows else ()
 
 
-def _cut_some(built: _Built, possible: Callable[[Node], list[Any]], draw: Draw) -> Inside:
+def _cut_some(built: _Built, possible: Callable[[Node], list[Cut]], draw: Draw) -> Inside:
     """Some inputs cut: the others as the first one, at random, or not at all."""
     inputs = [node for node in built.inputs if possible(node)]
     if not inputs:
@@ -186,14 +168,13 @@ def _cut_some(built: _Built, possible: Callable[[Node], list[Any]], draw: Draw) 
         if way == "aligned":
             cut = inside[first]
             dim = cut.dim + value_of(node).dim() - rank
-            cuts = [item for item in cuts if item == dataclasses.replace(cut, dim=dim)]
+            cuts = [item for item in cuts if item == cut.at(dim)]
         if cuts:
             inside[node] = draw(st.sampled_from(cuts))
     return inside
 
 
-CUTTERS = {"heads": _in_heads, "rows": _in_rows}
-RULES = {"heads": {*HEAD_RULES}, "rows": {*ROW_RULES, *ONE_OPERAND_RULES, ALL_TO_ALL}}
+CUTTERS = {"heads": _like_heads, "rows": _like_rows}
 
 
 def _hold(ops: Collection[Any], what: str, examples: int) -> None:
@@ -222,20 +203,18 @@ def _hold(ops: Collection[Any], what: str, examples: int) -> None:
     assert accepted, f"the rules for {what} refused all of {examples} calls"
 
 
-FAMILY_CASES = [
-    (family, what)
-    for what, ruled in RULES.items()
-    for family, ops in FAMILIES.items()
-    if ops & ruled
-]
+REFUSED_FOR_HEADS = {aten.mm.default, aten.addmm.default}
+"""Fewer rows may give other bits: heads are not read as rows."""
+RULES = {"heads": CUT_RULES.keys() - REFUSED_FOR_HEADS, "rows": CUT_RULES.keys()}
 OP_CASES = [
     pytest.param(op, what, id=f"{what}-{op}")
     for what, ruled in RULES.items()
-    for op in sorted(ruled & set(CALLS), key=str)
+    for op in sorted(ruled & CALLS.keys(), key=str)
 ]
 
 
-@pytest.mark.parametrize(("family", "what"), FAMILY_CASES)
+@pytest.mark.parametrize("what", RULES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_cutting_before_an_op_is_cutting_behind_it(family: str, what: str) -> None:
     _hold(FAMILIES[family] & RULES[what], what, 80)
 
@@ -253,58 +232,82 @@ def _built(op: Any, *args: Any, **kwargs: Any) -> _Built:
 @pytest.mark.parametrize("op", [aten.mean.dim, aten.sum.dim_IntList])
 def test_sums_of_columns_are_not_cut(op: Any) -> None:
     """How many columns kernels sum at a time, and in which order, depends on how many there are."""
-    x = torch.randn(2, 48, 4, 8)
+    x, cut = torch.randn(2, 48, 4, 8), Cut(2, 1, (2, 2))
     built = _built(op, x, [1], True)
     (node,) = built.inputs
-    with pytest.raises(CutUnknown, match="order"):
-        common_cut(built.nodes[0], {node: HeadCut(2, 1)}, 2)
-    with pytest.raises(CutUnknown, match="order"):
-        step_rows(built.nodes[0], {node: RowCut(2, 1, (2, 2))}, frozenset())
+    for step in (step_heads, step_cut):
+        with pytest.raises(CutUnknown, match="order"):
+            step(built.nodes[0], {node: cut})
     rows_outside = _built(op, x, [3], True)
     (node,) = rows_outside.inputs
-    assert common_cut(rows_outside.nodes[0], {node: HeadCut(2, 1)}, 2) == HeadCut(2, 1)
+    assert step_heads(rows_outside.nodes[0], {node: cut}) == Step(cut, (node,))
 
 
 def test_a_broadcast_matrix_holds_no_batch() -> None:
     built = _built(
         aten.baddbmm.default, torch.randn(4, 6), torch.randn(4, 4, 2), torch.randn(4, 2, 6)
     )
-    matrix, left, right = built.inputs
-    cut = HeadCut(0, 1)
     with pytest.raises(CutUnknown, match="dim 0 of an operand of 2 dims"):
-        common_cut(built.nodes[0], {matrix: cut, left: cut, right: cut}, 2)
+        step_cut(built.nodes[0], dict.fromkeys(built.inputs, Cut(0, 1, (2, 2))))
 
 
 def test_a_causal_attention_is_not_cut_by_rows() -> None:
     """Which keys a query sees depends on its place among all queries."""
     op = aten._scaled_dot_product_flash_attention_for_cpu.default
     q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    cut = Cut(2, 1, (2, 2))
     for is_causal in (False, True):
         built = _built(op, q, k, v, 0.0, is_causal)
-        reads = {next(iter(built.inputs)): RowCut(2, 1, (2, 2))}
+        query = next(iter(built.inputs))
         if not is_causal:
-            assert step_rows(built.nodes[0], reads, frozenset()).cut == RowCut(2, 1, (2, 2))
+            assert step_cut(built.nodes[0], {query: cut}) == Step(cut, (query,))
             continue
         with pytest.raises(CutUnknown, match="causal"):
-            step_rows(built.nodes[0], reads, frozenset())
+            step_cut(built.nodes[0], {query: cut})
+
+
+def test_which_operands_are_read_by_chunk_depends_on_the_dim() -> None:
+    q, k, v = (torch.randn(1, 4, 4, 8) for _ in range(3))
+    attention = _built(aten.scaled_dot_product_attention.default, q, k, v)
+    product = _built(aten.bmm.default, torch.randn(4, 4, 2), torch.randn(4, 2, 6))
+    for built, dim, count in (
+        (attention, 1, 3),
+        (attention, 2, 1),
+        (product, 0, 2),
+        (product, 1, 1),
+    ):
+        (node,), operands = built.nodes, list(built.inputs)
+        cuts = {operands[0]: Cut(dim, 1, (2, 2))}
+        assert step_cut(node, cuts).by_chunk == tuple(operands[:count])
+        with pytest.raises(CutUnknown, match=r"heads as rows|rows of all"):
+            step_heads(node, cuts) if count == 1 else step_tokens(node, cuts, frozenset())
+
+
+def test_heads_stay_all_of_them() -> None:
+    """A part of the heads, or heads beside others, may still be equal chunks."""
+    x, other, cut = torch.randn(8, 3), torch.randn(2, 3), Cut(0, 1, (4, 4))
+    for built in (
+        _built(aten.slice.Tensor, x, 0, 1, 7),
+        _built(aten.cat.default, [other, x, other]),
+    ):
+        (node,), reads = built.nodes, {n: cut for n, value in built.inputs.items() if value is x}
+        assert step_cut(node, reads).cut.is_equal
+        with pytest.raises(CutUnknown, match="takes some heads, or joins something to them"):
+            step_heads(node, reads)
 
 
 def test_a_slice_may_end_inside_a_chunk() -> None:
     built = _built(aten.slice.Tensor, torch.randn(8, 3), 0, 1, 6)
     (node,) = built.inputs
-    cut = RowCut(0, 1, (4, 4))
-    steps = {node: RowStep(cut, ())}
-    steps[built.nodes[0]] = step_rows(built.nodes[0], {node: cut}, frozenset())
-    assert steps[built.nodes[0]].cut == RowCut(0, 1, (3, 2))
-    built.compare(_Runs(built.graph, RowPlan(steps, 2, {})).emit({node: cut}, built.nodes))
+    cut = Cut(0, 1, (4, 4))
+    assert step_cut(built.nodes[0], {node: cut}).cut == Cut(0, 1, (3, 2))
+    built.compare(_chunked(built, {node: cut}, keeps_ops=False))
 
 
-def test_an_op_that_is_in_no_table_is_refused() -> None:
+def test_an_op_that_is_not_in_the_table_is_refused() -> None:
     for op in (aten.cumsum.default, aten.flip.default, aten.equal.default, aten.rrelu.default):
-        assert op not in TABLED
+        assert op not in CUT_RULES
     built = _built(aten.cumsum.default, torch.randn(2, 4), 1)
     (node,) = built.inputs
-    with pytest.raises(CutUnknown, match="may mix heads"):
-        common_cut(built.nodes[0], {node: HeadCut(0, 1)}, 2)
-    with pytest.raises(CutUnknown, match="may mix rows"):
-        step_rows(built.nodes[0], {node: RowCut(0, 1, (1, 1))}, frozenset())
+    with pytest.raises(CutUnknown, match="may mix chunks"):
+        step_cut(built.nodes[0], {node: Cut(0, 1, (1, 1))})

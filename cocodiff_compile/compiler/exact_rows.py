@@ -2,9 +2,9 @@
 
 Libraries choose kernels by shape, and another kernel may sum in another order: MKL multiplies few
 rows in a way of its own, unless it is told to be strict. So every matmul and attention that would
-run on some of its rows is called once on all of them and once run by run, with random data. So is
-every one that reads rows which are joined again: the joined tensor lies closer together in memory
-than a slice of a larger one did.
+run on some of its rows is called once on all of them and once chunk by chunk, with random data. So
+is every one that reads rows which are joined again: the joined tensor lies closer together in
+memory than a slice of a larger one did.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from cocodiff_compile.compat import autotunes_matmuls, find_group, group_ranks, outside_the_compiler
+from cocodiff_compile.cut.cut import Cut, CutPlan, Step, stretch
 from cocodiff_compile.cut.joining import dense_strides
-from cocodiff_compile.cut.row_cut import RowCut, RowPlan, RowStep
 from cocodiff_compile.ir.aten import (
     PROJECTION,
     aten,
@@ -42,7 +42,7 @@ _MAX_KEYS = 2048
 """Keys and values that a trial attention reads: it goes through them block by block."""
 
 
-def rows_differ(plan: RowPlan) -> str:
+def rows_differ(plan: CutPlan) -> str:
     """Names the first op whose rows differ when they are computed in chunks; empty if none do."""
     if autotunes_matmuls():
         return "max_autotune chooses other kernels for other numbers of rows"
@@ -53,8 +53,8 @@ def rows_differ(plan: RowPlan) -> str:
                 continue
             tried.add(key)
             if not _is_exact(node, step):
-                runs = "+".join(map(str, step.cut.lengths))
-                what = f"{node.target} ({node.name}) gives other bits for rows in runs of {runs}"
+                chunks = "+".join(map(str, step.cut.lengths))
+                what = f"{node.target} ({node.name}) gives other bits in chunks of {chunks} rows"
                 return what + _remedy(node)
         for node, joined in _readers_of_joined(plan):
             if not _reads_alike(node, joined):
@@ -68,7 +68,7 @@ _Path = tuple[Node, ...]
 """From what is joined through views to what a node reads."""
 
 
-def _readers_of_joined(plan: RowPlan) -> Iterator[tuple[Node, dict[Node, _Path]]]:
+def _readers_of_joined(plan: CutPlan) -> Iterator[tuple[Node, dict[Node, _Path]]]:
     """Yields the matmuls and attentions that read, behind views, what is joined to other strides
     than it had, with the path to each such operand.
     """
@@ -76,18 +76,23 @@ def _readers_of_joined(plan: RowPlan) -> Iterator[tuple[Node, dict[Node, _Path]]
     for node in graph.nodes if graph is not None else ():
         if not is_heavy(node):
             continue
-        by_run = plan.steps[node].by_run if node in plan.steps else ()
+        by_chunk = plan.steps[node].by_chunk if node in plan.steps else ()
         paths = {item: _path_from_cut(item, plan) for item in node.all_input_nodes}
         joined = {
             item: path
             for item, path in paths.items()
-            if item not in by_run and path and value_of(path[0]).stride() != dense_strides(path[0])
+            if item not in by_chunk and path and _is_moved(path[0])
         }
         if joined:
             yield node, joined
 
 
-def _path_from_cut(node: Node, plan: RowPlan) -> _Path:
+def _is_moved(node: Node) -> bool:
+    """Returns whether a node has other strides once it is joined."""
+    return value_of(node).stride() != dense_strides(node)
+
+
+def _path_from_cut(node: Node, plan: CutPlan) -> _Path:
     """Returns the views from what is cut to `node`; nothing if what lies behind them is not cut."""
     path = [node]
     while path[-1] not in plan.steps:
@@ -125,7 +130,7 @@ def _remedy(node: Node) -> str:
     return "; with MKL_CBWR=AUTO,STRICT in the environment MKL computes rows alike"
 
 
-def rows_differ_on_any(plan: RowPlan, group: str, alone: bool) -> str:
+def rows_differ_on_any(plan: CutPlan, group: str, alone: bool) -> str:
     """Returns on every rank of a group, each of which calls this, why rows differ on one of them,
     or that the ranks would exchange different chunks. A rank that compiles again, `alone`, recalls
     the earlier answer.
@@ -139,11 +144,11 @@ def rows_differ_on_any(plan: RowPlan, group: str, alone: bool) -> str:
         found = gathered(own, find_group(group))
     known[key] = next(filter(None, (reason for reason, _ in found)), "")
     if any(theirs != exchanges for _, theirs in found):
-        known[key] = "ranks would exchange different runs of tokens"
+        known[key] = "ranks would exchange different chunks of tokens"
     return known[key]
 
 
-def _tried(plan: RowPlan) -> str:
+def _tried(plan: CutPlan) -> str:
     """Turns a failure into a reason: it must not leave other ranks waiting."""
     try:
         return rows_differ(plan)
@@ -151,20 +156,21 @@ def _tried(plan: RowPlan) -> str:
         return f"a trial failed: {error}"
 
 
-def _key(node: Node, step: RowStep) -> Hashable:
+def _key(node: Node, step: Step) -> Hashable:
     tensors = [value_of(item) for item in node.all_input_nodes if is_tensor(item)]
     layouts = tuple((item.dtype, tuple(item.shape), item.stride()) for item in tensors)
     return node.target, layouts, step.cut
 
 
-def _is_exact(node: Node, step: RowStep) -> bool:
-    (by_run,) = step.by_run
+def _is_exact(node: Node, step: Step) -> bool:
+    (by_chunk,) = step.by_chunk
     samples = _samples(node)
     whole = _call(node, samples)
     for number, length in enumerate(step.cut.lengths):
         if length:
-            part = _call(node, samples | {by_run: _rows(samples[by_run], step.cut, number)})
-            if not torch.equal(part, _rows(whole, step.cut, number)):
+            rows = _rows(samples[by_chunk], node, step.cut, number)
+            part = _call(node, samples | {by_chunk: rows})
+            if not torch.equal(part, _rows(whole, node, step.cut, number)):
                 return False
     return True
 
@@ -176,9 +182,9 @@ def _call(node: Node, samples: Mapping[Node, Any]) -> Tensor:
     return first
 
 
-def _rows(tensor: Tensor, cut: RowCut, number: int) -> Tensor:
-    begin, end = cut.run(number)
-    blocks: Tensor = tensor.unflatten(cut.dim, (cut.outer, cut.rows))  # type: ignore[no-untyped-call]
+def _rows(tensor: Tensor, node: Node, cut: Cut, number: int) -> Tensor:
+    begin, end = stretch(cut, number, node)
+    blocks: Tensor = tensor.unflatten(cut.dim, (cut.outer, cut.inner))  # type: ignore[no-untyped-call]
     return blocks.narrow(cut.dim + 1, begin, end - begin).flatten(cut.dim, cut.dim + 1)
 
 

@@ -41,7 +41,7 @@ def dense_strides(node: Node) -> tuple[Size, ...]:
 
 
 def is_dense(node: Node) -> bool:
-    """Whether a joined copy of a tensor has the strides that the tensor has."""
+    """Returns whether a joined copy of a tensor has the strides that the tensor has."""
     return all(map(same, value_of(node).stride(), dense_strides(node)))
 
 

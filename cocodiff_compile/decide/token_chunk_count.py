@@ -9,12 +9,12 @@ from torch.fx import Graph
 
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.cost.tasks import Tasks
-from cocodiff_compile.cut.row_cut import RowPlan
+from cocodiff_compile.cut.cut import CutPlan
 from cocodiff_compile.decide.choice import Choice
 from cocodiff_compile.decide.limits import Limits, pays
 from cocodiff_compile.ir.records import Declined, Recognition, UlyssesSite
 from cocodiff_compile.ir.sketch import sketched
-from cocodiff_compile.passes.chunk_tokens import chunk_tokens, plan_runs
+from cocodiff_compile.passes.chunk_tokens import chunk_tokens, plan_cuttable
 from cocodiff_compile.schedule.graph_tasks import graph_tasks, step_seconds
 from cocodiff_compile.schedule.list_schedule import list_schedule
 
@@ -29,7 +29,7 @@ class TokenChunks:
 
 WHOLE = TokenChunks()
 
-Differ = Callable[[RowPlan], str]
+Differ = Callable[[CutPlan], str]
 """Says why a plan would not give the same bits on every rank; nothing if it would."""
 
 
@@ -37,7 +37,7 @@ def check_token_chunks(
     graph: Graph, found: Recognition, count: int, differ: Differ
 ) -> Choice[TokenChunks]:
     """Takes the `count` chunks that were asked for, if these give the same bits."""
-    plan, declined = plan_runs(graph, found.sites, count)
+    plan, declined = plan_cuttable(graph, found.sites, count)
     if reason := differ(plan):
         return Choice(WHOLE, (f"left whole: {reason}",), declined)
     return Choice(TokenChunks(count, _able(found.sites, declined)), (), declined)
@@ -48,7 +48,7 @@ def choose_token_chunks(
 ) -> Choice[TokenChunks]:
     """Takes chunks if they pay; an attention that cannot be cut then gets a note only."""
     count = limits.token_chunks
-    plan, whole = plan_runs(graph, found.sites, count)
+    plan, whole = plan_cuttable(graph, found.sites, count)
     notes = (f"{len(whole)} attentions left whole: {whole[0].reason}",) if whole else ()
     if reason := differ(plan):
         return Choice(WHOLE, (*notes, f"left whole: {reason}"))
@@ -73,6 +73,6 @@ def token_chunk_tasks(graph: Graph, found: Recognition, costs: Costs, count: int
     """Returns the tasks of a graph as they would be with tokens in `count` chunks."""
     if count > 1:
         graph, found = sketched(graph, found)
-        plan, _ = plan_runs(graph, found.sites, count)
+        plan, _ = plan_cuttable(graph, found.sites, count)
         found = chunk_tokens(graph, found, plan).recognition or found
     return graph_tasks(graph, found, costs).tasks

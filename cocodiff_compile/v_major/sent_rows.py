@@ -17,17 +17,18 @@ from typing import TypeAlias
 
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cut.head_cut import CutUnknown
-from cocodiff_compile.cut.picked_rows import (
-    PickedRows,
-    PickPlan,
+from cocodiff_compile.cut.cut import Cut, CutUnknown, sizes_of
+from cocodiff_compile.cut.rules import cut_of_operand
+from cocodiff_compile.cut.selected_rows import (
+    SelectedRows,
+    SelectionPlan,
     blocks_before,
     flat_cut,
     multiply_rows,
-    plan_picked,
+    plan_selection,
     take_rows,
 )
-from cocodiff_compile.cut.row_cut import RowCut, reshaped_cut, run_of_operand, sizes_of
+from cocodiff_compile.cut.view_rules import reshaped_cut
 from cocodiff_compile.ir.aten import aten, bound, emit, matmul_operands, shape_of, value_of
 from cocodiff_compile.ir.layout import known
 from cocodiff_compile.ir.records import Leg, UlyssesSite
@@ -39,7 +40,7 @@ Streams: TypeAlias = "tuple[tuple[int, int], ...]"
 """(tokens, tokens sent) of each stream, in the order in which the streams follow each other."""
 
 
-def plan_leg(leg: Leg, packed: Node, quota: Quota) -> PickPlan:
+def plan_leg(leg: Leg, packed: Node, quota: Quota) -> SelectionPlan:
     """Plans how the packed rows of Q, K or V are computed for sent tokens only. Raises CutUnknown
     if that is unclear.
     """
@@ -55,8 +56,8 @@ def plan_leg(leg: Leg, packed: Node, quota: Quota) -> PickPlan:
         if node.target is aten.addmm.default and len(shape_of(bound(node)["self"])) > 1:
             raise CutUnknown(f"{node.name} adds a matrix")
         sent = quota(size // batch)
-        begin[node] = RowCut(0, batch, (sent, size // batch - sent), picked=sent)
-    plan = plan_picked(begin, packed)
+        begin[node] = Cut(0, batch, (sent, size // batch - sent), selected=sent)
+    plan = plan_selection(begin, packed)
     if sum(plan.stream_rows) != tokens or blocks_before(plan) != before * leg.exchange.num_ranks:
         raise CutUnknown(f"where the tokens of {leg.role.upper()} lie is unclear")
     return plan
@@ -69,7 +70,7 @@ def streams_of(site: UlyssesSite, packed: Node) -> tuple[int, ...]:
     return plan_leg(site.v, packed, lambda tokens: tokens).stream_rows
 
 
-def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) -> PickPlan:
+def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) -> SelectionPlan:
     """Plans how the packed rows of O are computed from the queries that are sent, if nothing else
     reads the other rows. It must be called before Q is rewritten. Raises CutUnknown if that is
     unclear.
@@ -79,16 +80,16 @@ def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) 
     numel = value_of(query).numel()
     count = sum(sent for _, sent in streams)
     flat = flat_cut(count, before * site.q.exchange.num_ranks, tokens, numel)
-    plan = plan_picked({query: reshaped_cut(flat, (numel,), sizes_of(query), query)}, output)
+    plan = plan_selection({query: reshaped_cut(flat, (numel,), sizes_of(query), query)}, output)
     _refuse_other_readers(plan, site.o)
     for node, step in plan.rows.steps.items():
-        for source in step.by_run:
-            if source not in plan.rows.steps and run_of_operand(node, source, step.cut):
+        for source in step.by_chunk:
+            if source not in plan.rows.steps and cut_of_operand(node, source, step.cut):
                 raise CutUnknown(f"{node.name} reads rows of {source.name} by their position")
     return plan
 
 
-def _refuse_other_readers(plan: PickPlan, leg: Leg) -> None:
+def _refuse_other_readers(plan: SelectionPlan, leg: Leg) -> None:
     """Raises CutUnknown if anything but the exchange of `leg` reads a node that would have fewer
     rows.
     """
@@ -147,29 +148,29 @@ class SentRows:
             self._which.append(self._call(aten.reshape.default, self.tokens.own, [first]))
         return self._which
 
-    def _projected(self, matmul: Node, cut: RowCut, which: Node, stream: int) -> Node:
+    def _projected(self, matmul: Node, cut: Cut, which: Node, stream: int) -> Node:
         left, _ = matmul_operands(matmul)
         if (left, stream) not in self._taken:
             self._taken[left, stream] = take_rows(self.graph, left, cut, which)
         return multiply_rows(self.graph, matmul, self._taken[left, stream])
 
-    def of_output(self, plan: PickPlan, arrived: Node) -> Node:
+    def of_output(self, plan: SelectionPlan, arrived: Node) -> Node:
         """Returns the packed rows of O, computed from the queries that `arrived`."""
         (query,) = plan.streams
         cut = plan.rows.steps[query].cut
         shape = list(sizes_of(query))
-        shape[cut.dim] = cut.outer * cut.lengths[0]
+        shape[cut.dim] = int(cut.outer * cut.lengths[0])
         with self.graph.inserting_before(plan.end):
             rows = emit(self.graph, aten.reshape.default, arrived, shape, like=query)
             return self._emit(plan, {query: rows}, {})
 
     def _emit(
-        self, plan: PickPlan, given: Mapping[Node, Node], which: Mapping[Node | None, Node]
+        self, plan: SelectionPlan, given: Mapping[Node, Node], which: Mapping[Node | None, Node]
     ) -> Node:
-        rows = PickedRows(self.graph, plan.rows, which=which)
-        packed = rows.emit(plan, given)
-        made = {node: runs[0] for node, runs in rows.runs.items() if runs[0] is not None}
-        self.replaced.update({node: run for node, run in made.items() if node not in given})
+        rows = SelectedRows(self.graph, plan.rows.steps, which=which)
+        packed = rows.emit_plan(plan, given)
+        made = {node: chunks[0] for node, chunks in rows.chunks.items() if chunks[0] is not None}
+        self.replaced.update({node: chunk for node, chunk in made.items() if node not in given})
         return packed
 
     def _call(self, target: Callable[..., object], source: Node, *args: object) -> Node:

@@ -1,4 +1,4 @@
-"""Rows that were picked, followed through a graph: values of the rest are never looked at."""
+"""Rows that were selected, followed through a graph: values of the rest are never looked at."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cocodiff_compile.cut.head_cut import CutUnknown
-from cocodiff_compile.cut.picked_rows import (
-    PickedRows,
+from cocodiff_compile.cut.cut import Cut, CutUnknown
+from cocodiff_compile.cut.selected_rows import (
+    SelectedRows,
     multiply_rows,
-    plan_picked,
+    plan_selection,
     take_rows,
 )
-from cocodiff_compile.cut.row_cut import RowCut
 from cocodiff_compile.ir.aten import aten, emit, matmul_operands
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 BATCH, TOKENS, SIZE = 2, 4, 8
-PICKED = {"first": (1, 3), "second": (0, 2)}
-"""Of two streams with as many tokens each: which of them were picked, in their order."""
+SELECTED = {"first": (1, 3), "second": (0, 2)}
+"""Of two streams with as many tokens each: which of them were selected, in their order."""
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -79,9 +78,9 @@ def captured(way: Way) -> GraphModule:
     return make_fx(call, tracing_mode="fake")(*inputs())
 
 
-def cut_into_picked() -> RowCut:
-    count = len(PICKED["first"])
-    return RowCut(0, BATCH, (count, TOKENS - count), picked=count)
+def cut_into_selected() -> Cut:
+    count = len(SELECTED["first"])
+    return Cut(0, BATCH, (count, TOKENS - count), selected=count)
 
 
 def begins(graph: Graph) -> dict[str, Node]:
@@ -89,25 +88,25 @@ def begins(graph: Graph) -> dict[str, Node]:
     return dict(zip(("first", "second"), nodes, strict=True))
 
 
-def with_picked_rows(gm: GraphModule, order: tuple[str, str]) -> GraphModule:
-    """The same module, that computes its result for picked rows; it takes which behind the rest."""
+def with_selected_rows(gm: GraphModule, order: tuple[str, str]) -> GraphModule:
+    """Returns a module that computes its result for selected rows; which ones, it takes last."""
     graph = gm.graph
     (output,) = graph.output_node().all_input_nodes
     begin = begins(graph)
-    picks = plan_picked(dict.fromkeys(begin.values(), cut_into_picked()), output)
-    assert picks.streams == tuple(begin[name] for name in order)
-    assert picks.stream_rows == (TOKENS, TOKENS)
-    which = {name: new_index(graph, name, len(rows), output) for name, rows in PICKED.items()}
-    everyones = new_index(graph, "both", sum(map(len, PICKED.values())), output)
+    plan = plan_selection(dict.fromkeys(begin.values(), cut_into_selected()), output)
+    assert plan.streams == tuple(begin[name] for name in order)
+    assert plan.stream_rows == (TOKENS, TOKENS)
+    which = {name: new_index(graph, name, len(rows), output) for name, rows in SELECTED.items()}
+    everyones = new_index(graph, "both", sum(map(len, SELECTED.values())), output)
     with graph.inserting_before(graph.output_node()):
         given = {}
         for name, node in begin.items():
             left, _ = matmul_operands(node)
-            rows = take_rows(graph, left, cut_into_picked(), which[name])
+            rows = take_rows(graph, left, cut_into_selected(), which[name])
             given[node] = multiply_rows(graph, node, rows)
         at: dict[Node | None, Node] = {begin[name]: which[name] for name in begin}
-        rows = PickedRows(graph, picks.rows, which={**at, None: everyones})
-        graph.output_node().replace_input_with(output, rows.emit(picks, given))
+        rows = SelectedRows(graph, plan.rows.steps, which={**at, None: everyones})
+        graph.output_node().replace_input_with(output, rows.emit_plan(plan, given))
     graph.eliminate_dead_code()
     graph.lint()
     return GraphModule(gm, graph)
@@ -122,20 +121,20 @@ def new_index(graph: Graph, name: str, count: int, like: Node) -> Node:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_picked_rows_are_those_of_all_rows(name: str) -> None:
+def test_selected_rows_are_those_of_all_rows(name: str) -> None:
     way, order = WAYS[name]
     whole = projected(*inputs()[:3], way, inputs()[3])
-    both = [PICKED[order[0]], tuple(TOKENS + row for row in PICKED[order[1]])]
+    both = [SELECTED[order[0]], tuple(TOKENS + row for row in SELECTED[order[1]])]
     everyones = torch.tensor([row for rows in both for row in rows])
-    index = [torch.tensor(PICKED["first"]), torch.tensor(PICKED["second"]), everyones]
-    found = with_picked_rows(captured(way), order)(*inputs(), *index)
+    index = [torch.tensor(SELECTED["first"]), torch.tensor(SELECTED["second"]), everyones]
+    found = with_selected_rows(captured(way), order)(*inputs(), *index)
     torch.testing.assert_close(found, whole.index_select(1, everyones))
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_no_node_computes_a_row_that_was_not_picked(name: str) -> None:
+def test_no_node_computes_a_row_that_was_not_selected(name: str) -> None:
     way, order = WAYS[name]
-    gm = with_picked_rows(captured(way), order)
+    gm = with_selected_rows(captured(way), order)
     products = gm.graph.find_nodes(op="call_function", target=aten.mm.default)
     assert [node.meta["val"].shape[0] for node in products] == [BATCH * 2] * 2
     for node in gm.graph.nodes:
@@ -161,7 +160,7 @@ def joins_other_rows(a: Tensor, b: Tensor, table: Tensor) -> Tensor:
 
 
 def norms_windows(a: Tensor, b: Tensor, table: Tensor) -> Tensor:
-    """Of four rows each: what is picked by the row lies in none of them."""
+    """Of four rows each: what is selected by the row lies in none of them."""
     windows = torch.cat([by_token(a), by_token(b)], 1).reshape(BATCH, 2, TOKENS, SIZE)
     return (windows - windows.mean(2, keepdim=True)).reshape(BATCH, 2 * TOKENS, SIZE) * table
 
@@ -185,25 +184,25 @@ def test_what_mixes_rows_is_refused(way: Way) -> None:
     graph = captured(way).graph
     (output,) = graph.output_node().all_input_nodes
     with pytest.raises(CutUnknown):
-        plan_picked(dict.fromkeys(begins(graph).values(), cut_into_picked()), output)
+        plan_selection(dict.fromkeys(begins(graph).values(), cut_into_selected()), output)
 
 
 def test_what_has_none_of_the_rows_is_refused() -> None:
     graph = captured(joined).graph
     begin = begins(graph)
     with pytest.raises(CutUnknown, match="has none of the rows"):
-        plan_picked({begin["second"]: cut_into_picked()}, begin["first"])
+        plan_selection({begin["second"]: cut_into_selected()}, begin["first"])
 
 
 def test_rows_of_an_operand_are_read_only_where_it_is_known_which() -> None:
     gm = captured(joined)
     (output,) = gm.graph.output_node().all_input_nodes
     begin = begins(gm.graph)
-    picks = plan_picked(dict.fromkeys(begin.values(), cut_into_picked()), output)
+    plan = plan_selection(dict.fromkeys(begin.values(), cut_into_selected()), output)
     with gm.graph.inserting_before(gm.graph.output_node()):
         given: dict[Node, Any] = {
             node: emit(gm.graph, aten.slice.Tensor, node, 0, 0, 2 * BATCH, like=node)
             for node in begin.values()
         }
-        with pytest.raises(CutUnknown, match=r"which rows of .* were picked is unclear"):
-            PickedRows(gm.graph, picks.rows).emit(picks, given)
+        with pytest.raises(CutUnknown, match=r"which rows of .* were selected is unclear"):
+            SelectedRows(gm.graph, plan.rows.steps).emit_plan(plan, given)

@@ -1,0 +1,112 @@
+"""How a tensor is cut into chunks along one of its dims.
+
+A `Cut` says that a dim is [outer, elements], and that the elements of each of the `outer` blocks
+are cut into chunks of the same `lengths`. Sizes may be symbolic. A length is 0 where a tensor has
+nothing of a chunk: the text of a joint sequence may lie in the first chunk as a whole. Rows that
+were `selected` are the first of two chunks, of which only that one is computed.
+
+    heads    [B, S, H, D], to be exchanged over P ranks     dim 2, outer P, (h/2, h/2)
+             [P*S*B*h*D]                                    dim 0, outer P*S*B, (h/2*D, h/2*D)
+    tokens   [B*S, C], as a matmul reads them               dim 0, outer B, (a, S - a)
+             [B, h, P*S, D], tokens of all ranks            dim 2, outer P, (a, S - a)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from cocodiff_compile.ir.aten import shape_of
+from cocodiff_compile.ir.layout import Size, known, same
+
+
+class CutUnknown(Exception):
+    """A cut cannot be followed through a step; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    dim: int
+    outer: Size
+    lengths: tuple[Size, ...]
+    selected: int = 0
+    """How many rows from anywhere the first chunk holds, in their order; 0 if chunks are stretches
+    of a block.
+    """
+
+    @classmethod
+    def in_equal_chunks(cls, dim: int, outer: Size, size: Size, count: int) -> Cut:
+        """Returns the cut of a dim of `size` elements into `count` chunks of equal lengths."""
+        return cls(dim, outer, (size // outer // count,) * count)
+
+    @property
+    def count(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def inner(self) -> Size:
+        """Returns how many elements a block has."""
+        return sum(self.lengths[1:], self.lengths[0])
+
+    @property
+    def is_equal(self) -> bool:
+        """Returns whether all chunks are stretches of provably equal lengths."""
+        return not self.selected and all(same(item, self.lengths[0]) for item in self.lengths)
+
+    def is_like(self, other: Cut) -> bool:
+        """Returns whether chunks lie in the same places, for tensors of the same size in the dim;
+        equal chunks of different sizes count as alike.
+        """
+        if (self.dim, self.count, self.selected) != (other.dim, other.count, other.selected):
+            return False
+        is_equal = self.is_equal and other.is_equal
+        return same(self.outer, other.outer) and (
+            is_equal or all(map(same, self.lengths, other.lengths))
+        )
+
+    def at(self, dim: int) -> Cut:
+        return replace(self, dim=dim)
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a node is computed chunk by chunk: the cut of its result, and the inputs of which each
+    chunk reads its own chunk. It reads its other inputs as a whole.
+    """
+
+    cut: Cut
+    by_chunk: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """The nodes of a graph that are computed chunk by chunk, each with its step."""
+
+    steps: Mapping[Node, Step]
+    count: int
+    stopped: Mapping[Node, str]
+    """The nodes that read something cut but cannot be cut themselves, each with the reason."""
+
+
+def numbers(sizes: Iterable[Size], node: Node) -> tuple[int, ...]:
+    """Returns sizes of a node as numbers. Raises CutUnknown if one of them is symbolic."""
+    found = [known(size) for size in sizes]
+    if None in found:
+        raise CutUnknown(f"{node.name} has a symbolic size")
+    return tuple(size for size in found if size is not None)
+
+
+def sizes_of(node: Node) -> tuple[int, ...]:
+    """Returns the shape of a node. Raises CutUnknown if a size of it is symbolic."""
+    return numbers(shape_of(node), node)
+
+
+def stretch(cut: Cut, number: int, node: Node) -> tuple[int, int]:
+    """Returns where a chunk of a node begins and ends in its block. Raises CutUnknown if lengths
+    are symbolic.
+    """
+    lengths = numbers(cut.lengths, node)
+    begin = sum(lengths[:number])
+    return begin, begin + lengths[number]

@@ -1,0 +1,165 @@
+"""The rules for ops that move the elements of one tensor: where its chunks lie behind them.
+
+Each takes the cut of the operand, the operand and the node, and returns the cut of the node. It
+raises CutUnknown where a chunk of the result would need more than its chunk of the operand.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch.fx import Node
+
+from cocodiff_compile.cut.cut import Cut, CutUnknown, numbers, stretch
+from cocodiff_compile.ir.aten import (
+    SLICING,
+    aten,
+    bound,
+    is_tensor,
+    padding_of,
+    permutation,
+    shape_of,
+    slice_of,
+)
+from cocodiff_compile.ir.layout import Size, divides, known, same
+
+SQUEEZE = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
+
+
+def copied(cut: Cut, _operand: Node, _node: Node) -> Cut:
+    return cut
+
+
+def permuted(cut: Cut, operand: Node, node: Node) -> Cut:
+    return cut.at(permutation(node, len(shape_of(operand))).index(cut.dim))
+
+
+def unchanged(cut: Cut, operand: Node, node: Node) -> Cut:
+    before, after = shape_of(operand), shape_of(node)
+    if cut.dim >= len(after) or not same(before[cut.dim], after[cut.dim]):
+        raise CutUnknown(f"{node.target} ({node.name}) changes the dim that is cut")
+    return cut
+
+
+def exchanged(cut: Cut, _operand: Node, node: Node) -> Cut:
+    """An exchange cuts dim 0 into a block per rank: chunks must lie inside of those."""
+    num_ranks = len(bound(node)["input_split_sizes"])
+    if cut.dim == 0 and not divides(num_ranks, cut.outer):
+        raise CutUnknown(f"{node.name} sends blocks that are parts of a chunk")
+    return cut
+
+
+def padded(cut: Cut, _operand: Node, node: Node) -> Cut:
+    """A pad may drop as many elements in front as it adds behind: sizes tell nothing."""
+    if padding_of(node, cut.dim) != (0, 0):
+        raise CutUnknown(f"{node.name} moves what is cut")
+    return cut
+
+
+def reshaped(cut: Cut, operand: Node, node: Node) -> Cut:
+    is_symbolic = any(known(size) is None for size in shape_of(operand))
+    if node.target not in SQUEEZE or not is_symbolic:
+        return reshaped_cut(cut, shape_of(operand), shape_of(node), node)
+    dropped = squeezed_dims(node)
+    if cut.dim in dropped:
+        raise CutUnknown(f"{node.name} drops the dim that is cut")
+    return cut.at(cut.dim - sum(dim < cut.dim for dim in dropped))
+
+
+def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], node: Node) -> Cut:
+    """Returns where the same chunks lie in `node`, whose shape is `after`, if all elements of the
+    shape `before` keep their order.
+    """
+    blocks = math.prod(before[: cut.dim]) * cut.outer
+    least = cut.count if cut.is_equal else 1
+    ahead: Size = 1
+    scaled = None
+    for dim, size in enumerate(after):
+        if divides(ahead, blocks) and divides(blocks * least, ahead * size):
+            outer = blocks // ahead
+            inner = size // outer
+            if same(inner, cut.inner):
+                return replace(cut, dim=dim, outer=outer)
+            if scaled is None and (lengths := _scaled_lengths(cut, inner)):
+                scaled = replace(cut, dim=dim, outer=outer, lengths=lengths)
+        ahead = ahead * size
+    if scaled is None:
+        raise CutUnknown(
+            f"{node.name} joins chunks with what is outside of them, or cuts through them"
+        )
+    return scaled
+
+
+def _scaled_lengths(cut: Cut, inner: Size) -> tuple[Size, ...]:
+    """Returns the lengths of chunks in blocks of `inner` elements that stand for all of a block;
+    none if an element would lie in two chunks. Equal chunks divide `inner`, as was proven before.
+    Rows that were selected lie in no larger element.
+    """
+    if cut.is_equal:
+        return (inner // cut.count,) * cut.count
+    sizes = [size for size in map(known, (inner, *cut.lengths)) if size is not None]
+    if len(sizes) <= cut.count or sizes[0] == 1:
+        return ()
+    scaled = [divmod(length * sizes[0], sum(sizes[1:])) for length in sizes[1:]]
+    is_whole = not any(rest for _, rest in scaled) and scaled[0][0] >= cut.selected
+    return tuple(length for length, _ in scaled) if is_whole else ()
+
+
+def squeezed_dims(node: Node) -> list[int]:
+    """Returns the dims that a squeeze drops. From a chunk it may drop no others, though a chunk of
+    one element has one more dim of size 1. Raises CutUnknown if symbolic sizes decide.
+    """
+    shape = shape_of(node.all_input_nodes[0])
+    asked = bound(node).get("dim", range(len(shape)))
+    asked = [asked] if isinstance(asked, int) else asked
+    dims = sorted({dim % len(shape) for dim in asked if same(shape[dim], 1)})
+    if len(shape) - len(dims) != len(shape_of(node)):
+        raise CutUnknown(f"which dims {node.name} drops depends on symbolic sizes")
+    return dims
+
+
+def sliced(cut: Cut, operand: Node, node: Node) -> Cut:
+    """Follows a cut into a part of a dim, one of several parts, or one of several results."""
+    slicing = operand if node.target is operator.getitem else node
+    if slicing.target not in SLICING or not is_tensor(node):
+        return cut  # of several parts the getitem that follows takes one
+    dim = bound(slicing)["dim"] % len(shape_of(bound(slicing)["self"]))
+    drops_dim = slicing.target in (aten.select.int, aten.unbind.int)
+    if dim == cut.dim:
+        if drops_dim:
+            raise CutUnknown(f"{slicing.name} takes one element of what is cut")
+        return _taken(cut, slicing, node)
+    return cut.at(cut.dim - 1) if drops_dim and dim < cut.dim else cut
+
+
+def _taken(cut: Cut, slicing: Node, node: Node) -> Cut:
+    """Returns the cut of a part of the dim that is cut: chunks may lose elements."""
+    whole = bound(slicing)["self"]
+    part = _part(slicing, node)
+    if same(part[2], shape_of(whole)[cut.dim]):
+        return cut
+    if not same(cut.outer, 1) or cut.selected:
+        raise CutUnknown(f"{slicing.name} takes rows of several blocks, or of those selected")
+    begin, end = taken_range(slicing, node)
+    if begin == end:
+        raise CutUnknown(f"{slicing.name} takes no row")
+    chunks = (stretch(cut, number, whole) for number in range(cut.count))
+    return replace(cut, lengths=tuple(max(0, min(end, e) - max(begin, b)) for b, e in chunks))
+
+
+def _part(slicing: Node, node: Node) -> tuple[int, Size, Size]:
+    part = slice_of(slicing, node if slicing is not node else None)
+    if part is None:
+        raise CutUnknown(f"{slicing.name} takes rows that are not known")
+    return part
+
+
+def taken_range(slicing: Node, node: Node) -> tuple[int, int]:
+    """Returns from where to where a slice, or one result of a split, reaches. Raises CutUnknown if
+    that is no stretch of known length.
+    """
+    begin, length = numbers(_part(slicing, node)[1:], slicing)
+    return begin, begin + length
