@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _row(dtype: torch.dtype, bits: int) -> tuple[object, ...]:
-    """In turns, so that a busy machine slows all alike."""
+    """Interleaved, so that a busy machine slows all alike."""
     torch._dynamo.reset()
     reference, values = (torch.randn(SHAPE).to(dtype) for _ in range(2))
     words, _, _ = send(values, reference, bits)

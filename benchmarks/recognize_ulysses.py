@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _interleaved(graphs: dict[int, Graph]) -> dict[int, list[float]]:
-    """Seconds of every run, by layers; in turns, so that a busy machine slows all alike."""
+    """Seconds of every run, by layers; interleaved, so that a busy machine slows all alike."""
     seconds: dict[int, list[float]] = {num_layers: [] for num_layers in graphs}
     for _ in range(REPEATS):
         for num_layers, graph in graphs.items():

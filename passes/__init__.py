@@ -15,4 +15,4 @@ PASS_NAMES = (
     "split-tapa-phases",
     "schedule-v-first",
 )
-"""In the order in which they run."""
+"""The names of all passes, in the order in which they run."""

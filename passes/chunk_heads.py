@@ -75,7 +75,7 @@ def chunk_heads(graph: Graph, found: Recognition, counts: Mapping[int, int]) -> 
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """How a site is cut: where heads lie in every tensor between its exchanges."""
+    """Says how a site is cut: where heads lie in every tensor between its exchanges."""
 
     site: UlyssesSite
     count: int

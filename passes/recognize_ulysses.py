@@ -54,7 +54,9 @@ class RecognizeUlysses:
 
 
 def recognize(graph: Graph) -> Recognition:
-    """All Ulysses attentions of `graph`. Takes time linear in the graph and leaves it untouched."""
+    """Finds all Ulysses attentions of `graph`. Takes time linear in the graph and leaves it
+    untouched.
+    """
     exchanges = Exchanges.of(graph)
     declined = decline_other_exchanges(graph)
     if not exchanges.by_start and not _has_ranks():
@@ -85,5 +87,5 @@ def recognize(graph: Graph) -> Recognition:
 
 
 def _has_ranks() -> bool:
-    """Whether there is anybody to exchange with."""
+    """Returns whether there is anybody to exchange with."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -106,7 +106,7 @@ def _parts(gemm: Node, site: UlyssesSite) -> list[list[_Columns]]:
 
 
 def _readers(columns: _Columns) -> Iterator[_Columns]:
-    """What is read of a GEMM, behind views of rows and cuts of columns."""
+    """Yields what is read of a GEMM, behind views of rows and cuts of columns."""
     behind = [_behind(columns, user) for user in columns.node.users]
     if not behind or any(item is None for item in behind):
         yield columns

@@ -103,7 +103,7 @@ def split_exchanges(
 
 
 def _first_waits(graph: Graph, starts: Sequence[Node]) -> dict[Node, Node]:
-    """For each start the first wait, of any of them, behind it."""
+    """Returns for each start the first wait, of any of them, behind it."""
     ends = {_wait_of(start) for start in starts}
     found: dict[Node, Node] = {}
     wait: Node | None = None
@@ -218,6 +218,6 @@ class _Blocks:
         return replace(self, value=start)
 
     def received(self) -> _Blocks:
-        """What was sent, waited for."""
+        """Returns what was sent, waited for."""
         wait = emit(self.graph, WAIT, self.value, like=self.value)
         return replace(self, value=wait).viewed()

@@ -65,7 +65,7 @@ def rows_differ(plan: CutPlan) -> str:
 
 
 _Path = tuple[Node, ...]
-"""From what is joined through views to what a node reads."""
+"""The views from what is joined to what a node reads."""
 
 
 def _readers_of_joined(plan: CutPlan) -> Iterator[tuple[Node, dict[Node, _Path]]]:

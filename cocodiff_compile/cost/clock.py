@@ -21,9 +21,9 @@ class Clock:
     tasks: Tasks
     now_s: float = 0.0
     exchanges: dict[int, Span] = field(default_factory=dict)
-    """By the place of a start: when its exchange is on the links."""
+    """When an exchange is on the links, by the place of its start."""
     exposed_s: dict[int, float] = field(default_factory=dict)
-    """By the place of a start: how long the rank stood still for its exchange."""
+    """How long the rank stood still for an exchange, by the place of its start."""
     spans: list[Span] = field(default_factory=list)
     _free_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _light_done: int = 0

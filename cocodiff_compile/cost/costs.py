@@ -25,7 +25,7 @@ from cocodiff_compile.topology.phases import Phases
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """How long a collective takes alone, and for how long it keeps which links from others."""
+    """States how long a collective takes alone, and how long it keeps which links busy."""
 
     seconds: float
     busy_s: float

@@ -26,7 +26,7 @@ from cocodiff_compile.topology.measured_phase import IN_FLIGHT
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank sends over one link class in one phase."""
+    """Describes what one rank sends over one link class in one phase."""
 
     link: Link
     messages: int

@@ -1,5 +1,5 @@
-"""Who did what when in one step of one rank: the one record of estimated, simulated and measured
-time.
+"""Records who did what when in one step of one rank: the one record of estimated, simulated and
+measured time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Timeline:
 
     @property
     def lanes(self) -> list[str]:
-        """Every lane once, `COMPUTE` first."""
+        """Returns every lane once, `COMPUTE` first."""
         return [COMPUTE, *sorted({span.lane for span in self.spans} - {COMPUTE})]
 
     @property

@@ -1,4 +1,4 @@
-"""What heads, tokens and selected rows ask for beyond the rules of the table.
+"""Checks what heads, tokens and selected rows ask for beyond the rules of the table.
 
 Heads keep their number and stay in equal chunks, sizes around them may be symbolic, and a matmul
 or an attention computes all rows of fewer heads: every bit stays the same. Tokens have known sizes,

@@ -1,4 +1,4 @@
-"""How a tensor is cut into chunks along one of its dims.
+"""Describes how a tensor is cut into chunks along one of its dims.
 
 A `Cut` says that a dim is [outer, elements], and that the elements of each of the `outer` blocks
 are cut into chunks of the same `lengths`. Sizes may be symbolic. A length is 0 where a tensor has
@@ -72,8 +72,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Step:
-    """How a node is computed chunk by chunk: the cut of its result, and the inputs of which each
-    chunk reads its own chunk. It reads its other inputs as a whole.
+    """Says how a node is computed chunk by chunk: the cut of its result, and the inputs of which
+    each chunk reads its own chunk. It reads its other inputs as a whole.
     """
 
     cut: Cut

@@ -168,8 +168,8 @@ def _multiplied(node: Node, cuts: Cuts) -> Step:
 
 
 def _batched(node: Node, cuts: Cuts, dim: int, rank: int) -> Step:
-    """All operands are cut at `dim` of `rank` dims; in one of fewer dims, which is broadcast, the
-    dim would be another.
+    """Returns the step of an op whose operands are all cut at `dim` of `rank` dims; in one of fewer
+    dims, which is broadcast, the dim would be another.
     """
     operands = tensor_inputs(node)
     inside = [item for item in operands if item in cuts]

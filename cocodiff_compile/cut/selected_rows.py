@@ -24,8 +24,8 @@ from cocodiff_compile.ir.aten import aten, bound, emit, matmul_operands
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """How `end` is computed of selected rows of some nodes. `begin_of` tells for each node on the
-    way from which of them its rows come; none where rows of all of them are joined, as in
+    """Says how `end` is computed of selected rows of some nodes. `begin_of` tells for each node on
+    the way from which of them its rows come; none where rows of all of them are joined, as in
     `streams`.
     """
 

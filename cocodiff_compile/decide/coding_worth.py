@@ -11,8 +11,8 @@ from cocodiff_compile.ir.records import Exchange, Role, UlyssesSite
 from cocodiff_compile.v_major.payload import Payload
 
 _TRAFFIC_BYTES = 32
-"""That coding and decoding move per element: float32 differences and caches, read and written. On
-two cores this came to 2 to 4 ns.
+"""The bytes that coding and decoding move per element: float32 differences and caches, read and
+written. On two cores this came to 2 to 4 ns.
 """
 
 

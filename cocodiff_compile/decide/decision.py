@@ -34,7 +34,7 @@ class Decision:
     token_chunked: tuple[int, ...] = ()
     """The attentions whose tokens are cut into `token_chunks`."""
     uncoded: tuple[str, ...] = ()
-    """For each attention the reason why V-Major leaves it uncompressed; empty where it does not."""
+    """The reason why V-Major leaves each attention uncompressed; empty where it does not."""
     phases: tuple[ExchangePhases, ...] = ()
     topologies: tuple[Topology, ...] = ()
     """The topology under each group that has phases, by the place of the group."""

@@ -17,7 +17,7 @@ from cocodiff_compile.passes.chunk_heads import ChunkPlan, plan_chunks
 from cocodiff_compile.schedule.list_schedule import list_schedule
 
 CostOf: TypeAlias = "Callable[[str, int], ExchangeCost]"
-"""Of an exchange in a group, by bytes per rank."""
+"""Returns the cost of an exchange in a group, by its bytes per rank."""
 
 
 def choose_head_chunks(
@@ -94,7 +94,7 @@ class ChunkChoice:
     counts: dict[int, int]
     seconds: float
     estimates_s: dict[int, float]
-    """By number of chunks asked for: the estimated time of the whole program."""
+    """The estimated time of the whole program, by the number of chunks asked for."""
 
 
 def choose_chunks(

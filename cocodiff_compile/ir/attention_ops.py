@@ -25,8 +25,8 @@ def attention_flops(query: Shape, key: Shape, value: Shape) -> float:
 
 @dataclass(frozen=True)
 class AttentionOp:
-    """Where an op keeps what, and what may be done to it. Operands and output have `num_dims` dims,
-    of which one counts heads, one tokens and one the elements of a head.
+    """Says where an op keeps what, and what may be done to it. Operands and output have `num_dims`
+    dims, of which one counts heads, one tokens and one the elements of a head.
     """
 
     target: Any

@@ -1,4 +1,4 @@
-"""What a pass is, and what it returns."""
+"""Defines what a pass is, and what it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cocodiff_compile.ir.records import Declined, Recognition
 
 @dataclass(frozen=True)
 class PassResult:
-    """What one pass did. `changed` is false exactly if the graph is the same to the letter."""
+    """Says what one pass did. `changed` is false exactly if the graph is the same to the letter."""
 
     changed: bool
     recognition: Recognition | None = None

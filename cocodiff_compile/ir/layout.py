@@ -1,4 +1,4 @@
-"""Where every element of a tensor comes from, followed through views, permutes and copies.
+"""Follows where every element of a tensor comes from through views, permutes and copies.
 
 A tensor is a list of dims, a dim a list of factors, outermost first. A `Factor` remembers the dim
 of the root tensor it was cut from and its stride (in elements of that dim), so that after any chain
@@ -47,12 +47,12 @@ Dims: TypeAlias = "tuple[tuple[Factor, ...], ...]"
 
 
 def same(left: Size, right: Size) -> bool:
-    """Whether two sizes are provably equal."""
+    """Returns whether two sizes are provably equal."""
     return bool(statically_known_true(left == right))
 
 
 def divides(part: Size, whole: Size) -> bool:
-    """Whether `part` provably divides `whole`."""
+    """Returns whether `part` provably divides `whole`."""
     if same(part, 0):
         return False
     return bool(statically_known_true(whole % part == 0))  # type: ignore[operator]
@@ -139,7 +139,7 @@ def narrow(dims: Dims, dim: int, start: Size, size: Size) -> Dims:
 
 
 def is_outermost(dims: Dims, factor: Factor) -> bool:
-    """Whether no other part of the same root dim has a larger stride."""
+    """Returns whether no other part of the same root dim has a larger stride."""
     others = (other for factors in dims for other in factors if other.source == factor.source)
     return all(divides(other.stride, factor.stride) for other in others)
 

@@ -1,4 +1,4 @@
-"""Where in the model a node comes from. A hint for people: nothing is decided by it."""
+"""Tells where in the model a node comes from. It is a hint for people: nothing is decided by it."""
 
 from __future__ import annotations
 

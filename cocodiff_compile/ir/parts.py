@@ -42,7 +42,7 @@ def rejoined(node: Node) -> tuple[Node, int] | None:
 
 
 def _parts(node: Node) -> list[Part]:
-    """What `node` concatenates, if these are parts of the same dim of the same tensor."""
+    """Returns what `node` concatenates, if these are parts of the same dim of the same tensor."""
     if not is_concatenation(node):
         return []
     parts = [part_of(item) for item in bound(node)["tensors"]]
@@ -77,7 +77,7 @@ def rejoin_layout(dims: Dims, node: Node) -> Dims:
 
 
 def is_padding(node: Node) -> bool:
-    """Whether a node puts something beside the elements of a tensor."""
+    """Returns whether a node puts something beside the elements of a tensor."""
     if node.target is aten.constant_pad_nd.default:
         return True
     return is_concatenation(node) and rejoined(node) is None
@@ -99,7 +99,7 @@ def kept(node: Node) -> tuple[Node, int] | None:
 
 
 def _indexed(node: Node) -> tuple[Node, int] | None:
-    """With one list of places in one dim."""
+    """Returns the tensor and the dim of an index with one list of places."""
     arguments = bound(node)
     given = [dim for dim, index in enumerate(arguments["indices"]) if index is not None]
     if len(given) != 1 or len(shape_of(arguments["indices"][given[0]])) != 1:

@@ -1,4 +1,4 @@
-"""What recognition finds, as frozen records. Shapes: B batch, S tokens per rank, N = P*S tokens,
+"""Records what recognition finds. Shapes: B batch, S tokens per rank, N = P*S tokens,
 H heads, h = H/P heads per rank, D head size, P ranks of the Ulysses group.
 """
 
@@ -60,11 +60,11 @@ class Exchange:
 
     @property
     def pieces(self) -> tuple[Exchange, ...]:
-        """What is exchanged at once: the chunks, or the whole."""
+        """Returns what is exchanged at once: the chunks, or the whole."""
         return self.chunks or (self,)
 
     def with_pieces(self, rewritten: Mapping[Node, Exchange]) -> Exchange:
-        """This, with other pieces in place of those that begin at the given starts."""
+        """Returns this with other pieces in place of those that begin at the given starts."""
         if not self.chunks:
             return rewritten.get(self.start, self)
         chunks = tuple(chunk.with_pieces(rewritten) for chunk in self.chunks)
@@ -155,13 +155,13 @@ class UlyssesSite:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Each exchange once, also where Q, K and V share one."""
+        """Returns each exchange once, also where Q, K and V share one."""
         unique: dict[Node, Exchange] = {leg.exchange.start: leg.exchange for leg in self.legs}
         return tuple(unique.values())
 
     @property
     def exchanged(self) -> list[tuple[Exchange, tuple[Role, ...], Size]]:
-        """Each exchange once, with the roles it serves and the elements of a head."""
+        """Returns each exchange once, with the roles it serves and the elements of a head."""
         found: dict[Node, tuple[Exchange, tuple[Role, ...], Size]] = {}
         for leg in self.legs:
             start = leg.exchange.start
@@ -171,12 +171,12 @@ class UlyssesSite:
 
     @property
     def pieces(self) -> tuple[Exchange, ...]:
-        """Each exchange once, by chunks of heads where it runs in such."""
+        """Returns each exchange once, chunk by chunk where it runs in chunks."""
         return tuple(piece for exchange in self.exchanges for piece in exchange.pieces)
 
     def with_exchanges(self, rewritten: Mapping[Node, Exchange]) -> UlyssesSite:
-        """This site, with other exchanges, or pieces of such, in place of those that begin at the
-        given starts.
+        """Returns this site with other exchanges, or pieces of such, in place of those that begin
+        at the given starts.
         """
         q, k, v, o = (
             replace(leg, exchange=leg.exchange.with_pieces(rewritten)) for leg in self.legs
@@ -190,7 +190,9 @@ class UlyssesSite:
 
 @dataclass(frozen=True)
 class Declined:
-    """Something that looks like Ulysses and is left alone; `reason` is a sentence with values."""
+    """Names something that looks like Ulysses and is left alone; `reason` is a sentence with
+    values.
+    """
 
     node: Node
     reason: str
@@ -199,14 +201,14 @@ class Declined:
 
 @dataclass(frozen=True)
 class Recognition:
-    """All of a graph's Ulysses attentions, and the all-to-alls that belong to something else."""
+    """Holds the Ulysses attentions of a graph, and the all-to-alls of something else."""
 
     sites: tuple[UlyssesSite, ...] = ()
     declined: tuple[Declined, ...] = ()
     unrelated: tuple[Node, ...] = ()
 
     def with_exchanges(self, rewritten: Mapping[Node, Exchange]) -> Recognition:
-        """This, with other exchanges in place of those that begin at the given starts."""
+        """Returns this with other exchanges in place of those that begin at the given starts."""
         return replace(self, sites=tuple(site.with_exchanges(rewritten) for site in self.sites))
 
 

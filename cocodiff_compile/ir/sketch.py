@@ -25,7 +25,7 @@ class Sketch(Graph):
         self._results: dict[tuple[Callable[..., Any], str], Any] = {}
 
     def alike(self, value: Any) -> Any:
-        """What stands for a value: the first tensor of its shape, strides, type and device."""
+        """Returns the first tensor of a value's shape, strides, type and device."""
         if isinstance(value, (tuple, list)):
             return type(value)(map(self.alike, value))
         if not isinstance(value, torch.Tensor):
@@ -36,7 +36,7 @@ class Sketch(Graph):
     def called(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """What an op gives for values of this graph."""
+        """Returns what an op gives for values of this graph."""
         key = target, repr((_named(args), _named(kwargs)))
         if key not in self._results:
             self._results[key] = self.alike(target(*args, **kwargs))

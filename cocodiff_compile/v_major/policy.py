@@ -40,7 +40,7 @@ class Policy(Protocol):
 
     @property
     def payloads(self) -> tuple[Payload, ...]:
-        """All payloads that the policy may choose."""
+        """Returns all payloads that the policy may choose."""
         ...
 
     @property

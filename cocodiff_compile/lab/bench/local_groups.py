@@ -30,7 +30,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """What leaves a node, or one rank for other nodes, in a step."""
+    """Counts what leaves a node, or one rank for other nodes, in a step."""
 
     size_bytes: int
     messages: int

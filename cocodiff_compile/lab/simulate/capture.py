@@ -67,7 +67,7 @@ class _EagerCalls:
 
     graph: Graph = field(default_factory=Graph)
     _nodes: dict[int, Node] = field(default_factory=dict)
-    """By the `id` of a tensor, which its node keeps alive."""
+    """Nodes by the `id` of their tensor, which the node keeps alive."""
 
     def add(self, target: Any, args: Any, kwargs: Any, result: Any) -> None:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._node_of, (args, kwargs))

@@ -65,7 +65,7 @@ class PublicShape:
     frames: int = 1
     """Latent frames of a video."""
     max_resolution: int | None = None
-    """Beyond this the model has no positions."""
+    """The largest number of positions that the model has."""
 
     def num_tokens(self, resolution: int) -> int:
         """Returns the image tokens of a square image, or of all frames of a video."""

@@ -1,4 +1,4 @@
-"""What arXiv 2604.14561 reports for Aurora, to print beside what is simulated. Fitted to: nothing.
+"""Lists what arXiv 2604.14561 reports for Aurora, to print beside what is simulated.
 
 Its speedups are over flat Ulysses at the same number of nodes. V-First and V-Major are part of the
 whole method and not of TAPA alone; V-Major is lossy.

@@ -25,12 +25,14 @@ from cocodiff_compile.topology.phases import format_phases
 from cocodiff_compile.topology.presets import PRESETS, ranks_per_node
 
 LARGEST_DEFAULT_DEGREE = 48
-"""As in the paper, which runs degrees of 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes of Aurora."""
+"""The largest degree of the paper, which runs degrees of 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes
+of Aurora.
+"""
 
 
 @dataclass(frozen=True)
 class SimulateSettings:
-    """What to simulate. `degree` defaults to all ranks, `LARGEST_DEFAULT_DEGREE` at most."""
+    """Says what to simulate. `degree` defaults to all ranks, `LARGEST_DEFAULT_DEGREE` at most."""
 
     topology: str
     nodes: tuple[int, ...]
@@ -70,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Simulation:
-    """All rows, and what was assumed for them."""
+    """Holds all rows, and what was assumed for them."""
 
     settings: SimulateSettings
     shape: PublicShape
