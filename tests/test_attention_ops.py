@@ -9,8 +9,7 @@ import torch
 from torch.utils.flop_counter import sdpa_flop_count
 
 from cocodiff_compile.compiler.generated_order import code_kinds
-from cocodiff_compile.cut.head_cut import HEAD_RULES
-from cocodiff_compile.cut.row_cut import ROW_RULES
+from cocodiff_compile.cut.rules import CUT_RULES
 from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION, attention_flops
 
 SUPPORTED = sorted(FUSED_ATTENTION, key=str)
@@ -31,7 +30,7 @@ def test_roles_are_arguments_of_the_op(target: Any) -> None:
 
 @each_op
 def test_every_reader_takes_the_op_from_the_table(target: Any) -> None:
-    assert target in HEAD_RULES and target in ROW_RULES
+    assert target in CUT_RULES
     assert code_kinds(f"def call(args):\n  buf0 = torch.ops.{target}(x)\n") == ["attention"]
 
 
@@ -54,4 +53,4 @@ def test_flops_are_those_of_torch() -> None:
 def test_an_unsupported_op_is_in_the_table_and_in_no_rule() -> None:
     (target,) = ATTENTION_OPS.keys() - FUSED_ATTENTION
     assert target is torch.ops.higher_order.flex_attention
-    assert target not in HEAD_RULES and target not in ROW_RULES
+    assert target not in CUT_RULES
