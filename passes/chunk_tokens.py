@@ -74,8 +74,8 @@ def _first_cut(query: Node, site: UlyssesSite, count: int) -> Cut:
     tokens, rest = divmod(sizes_of(query)[2], num_ranks)
     if rest or tokens < count:
         raise CutUnknown(f"{sizes_of(query)[2]} tokens of {num_ranks} ranks")
-    most = -(-tokens // count)
-    return Cut(2, num_ranks, (*[most] * (count - 1), tokens - most * (count - 1)))
+    length, rest = divmod(tokens, count)
+    return Cut(2, num_ranks, tuple(length + (number < rest) for number in range(count)))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.schedule.graph_tasks import graph_tasks
 from tests.captured import capture_call, fake_ranks
 from tests.decided import in_token_chunks
+from tests.hand_written import WIDTH, Block
 from tests.idioms import IDIOMS, Idiom
 from tests.lockstep import captured_model, equal_on_every_rank, machine, run_both
 
@@ -142,6 +143,20 @@ def test_idiom_in_chunks_is_whole_bit_for_bit(name: str) -> None:
     in_chunks, whole = run_both(ours, gm, values, on)
     assert equal_on_every_rank(in_chunks, whole)
     assert not torch.equal(whole[0][0], whole[1][0])
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(5, 4), (7, 3), (4, 4)])
+def test_tokens_are_spread_evenly_over_the_chunks(tokens: int, count: int) -> None:
+    with fake_ranks(4):
+        gm, values = capture_call(Twice(Block().eval()), torch.randn(1, tokens, WIDTH))
+        ours, result = chunked(gm, count)
+    assert result.recognition is not None
+    (first, *_) = result.recognition.sites
+    sizes = [int(piece.size_bytes) for piece in first.o.exchange.chunks]
+    assert len(sizes) == count
+    assert max(sizes) - min(sizes) <= sum(sizes) // tokens, "at most one token more"
+    in_chunks, whole = run_both(ours, gm, values, machine(4))
+    assert equal_on_every_rank(in_chunks, whole)
 
 
 BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
