@@ -54,7 +54,7 @@ def test_an_attention_is_coded_where_the_links_are_slower_than_coding(
     if not pays:
         assert len(result.declined) == len(base.found.sites)
         assert all("would take" in item.reason for item in result.declined)
-        assert all("'when': 'always'" in item.reason for item in result.declined)
+        assert all("'only_if_faster': False" in item.reason for item in result.declined)
 
 
 def test_what_stays_uncompressed_neither_takes_nor_saves() -> None:
