@@ -60,7 +60,7 @@ def test_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["xpu over ccl"]["text"] == "absent: oneccl-bind-pt is not installed"
     assert found["launcher"]["text"].startswith("none: start ranks with")
     assert found["topology"]["text"] == "one rank, nothing to exchange"
-    assert "never run" in found["untested"]["text"]
+    assert "never been run" in found["untested"]["text"]
     assert {item["status"] for item in said["findings"]} <= {"ok", "note"}
 
 
@@ -118,7 +118,7 @@ def test_what_the_environment_says(
         (_xpu(), "device", "ok", "12 xpu, no cuda device"),
         (_xpu(), "triton", "problem", "not installed, Inductor needs it"),
         (_xpu(), "topology", "ok", "gpu"),
-        (_xpu(), "untested", "note", "xpu: all of it"),
+        (_xpu(), "untested", "note", "xpu: exactness, order and speed are untested"),
         (_xpu(), "Aurora wants", "note", "CCL_PROCESS_LAUNCHER=pmix"),
         (_xpu(), "xpu over gloo", "ok", "only on request: it takes no XPU tensors"),
         (_xpu(built_in=frozenset({"gloo"})), "chosen", "problem", "install a torch for XPU"),

@@ -166,7 +166,7 @@ def test_settings_survive_json() -> None:
 @pytest.mark.parametrize("name", ["pictures", "steps", "batch"])
 @pytest.mark.parametrize("value", [0, -3])
 def test_nothing_to_draw_is_refused(name: str, value: int) -> None:
-    with pytest.raises(UserError, match=f"--{name} {value}: a whole number from 1"):
+    with pytest.raises(UserError, match=f"--{name} {value}; allowed: 1 or more"):
         QualitySettings(**{name: value})
     assert main(["quality", f"--{name}", str(value)]) == 2
 

@@ -77,8 +77,8 @@ def _devices(host: Host) -> Iterator[Finding]:
 def _matrix_tiles(host: Host) -> Iterator[Finding]:
     is_asked = host.device.name == "cpu" and SETTING not in host.environment
     if is_asked and tiles_are_broken():
-        text = "the processor announces AMX, but bfloat16 matmuls are illegal instructions; set "
-        yield Finding("AMX", "warning", f"{text}{SETTING}={WITHOUT_TILES}")
+        text = "the processor announces AMX, but bfloat16 matmuls are illegal instructions; run: "
+        yield Finding("AMX", "warning", f"{text}export {SETTING}={WITHOUT_TILES}")
 
 
 def _code_generation(host: Host) -> Iterator[Finding]:
