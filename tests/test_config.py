@@ -49,6 +49,7 @@ def test_defaults(options: dict[str, Any] | None) -> None:
         "head_chunks": "auto",
         "token_chunks": "auto",
         "v_major": None,
+        "decision": None,
         "debug_dir": None,
         "disable": (),
     }

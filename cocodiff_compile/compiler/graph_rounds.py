@@ -53,7 +53,7 @@ class GraphRounds:
             sizes = SizeTexts()
             planned = planned_facts(graph, found, sizes)
             decided = [(f"the decision on {what}", value) for what, value in decision.lines]
-            facts = {name: [*decided, *sizes.as_compiled(own)] for name, own in planned.items()}
+            facts = {name: [*sizes.as_compiled(own), *decided] for name, own in planned.items()}
             self.rounds.compare("planned", facts)
 
     def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:

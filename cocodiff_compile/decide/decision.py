@@ -70,4 +70,4 @@ def _short_hash(order: tuple[int, ...]) -> str:
 
 
 def _counted(counts: Counter[int] | Counter[str], what: str) -> str:
-    return ", ".join(f"{value} for {count} {what}" for value, count in sorted(counts.items()))
+    return ", ".join(f"{value} (for {what}: {count})" for value, count in sorted(counts.items()))
