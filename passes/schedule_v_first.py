@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph
 
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.schedule.graph_tasks import is_anchor, node_order, reorder
@@ -28,5 +29,10 @@ class ScheduleVFirst:
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:  # noqa: ARG002
         anchors = [node for node in graph.nodes if is_anchor(node)]
+        if sorted(self.order) != list(range(len(anchors))):
+            raise UserError(
+                f"an order of {len(self.order)} steps is given for a graph of {len(anchors)}: "
+                "option 'decision' was made for another graph; save the decisions again"
+            )
         reorder(graph, node_order(graph, anchors, self.order))
         return PassResult(changed=True)

@@ -28,6 +28,7 @@ from typing import TypeAlias
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     WAIT,
@@ -58,6 +59,12 @@ class SplitTapaPhases:
 
     def run(self, graph: Graph, found: Recognition) -> PassResult:
         pieces = flat_pieces(found)
+        for item in pieces:
+            if exchange_key(item) not in self.phases:
+                raise UserError(
+                    f"no phases are given for exchanges of {item.size_bytes} bytes: option "
+                    "'decision' was made for another graph; save the decisions again"
+                )
         plans = [self.phases[exchange_key(item)] for item in pieces]
         phased = [
             (item, self.machines[item.group], _in_order(item, phases))

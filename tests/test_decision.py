@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,72 @@ def test_a_graph_that_is_not_held_is_decided_anew_and_that_is_said(
     (graph,) = explained(given, tokens=256).graphs
     assert said("holds no decision for a graph") == 1
     assert graph.report.estimate is not None
+
+
+def test_a_kind_of_step_that_is_not_held_is_left_as_captured(
+    options: dict[str, Any], tmp_path: Path, said: Callable[[str], int]
+) -> None:
+    options = {**options, "v_major": CODED}
+    (graph,) = explained(options).graphs
+    report = replace(graph.report, kind="8 bits")
+    file = tmp_path / "decisions.json"
+    cocodiff_compile.save_decisions([replace(graph, report=report)], file)
+    (again,) = explained({**options, "decision": file}).graphs
+    assert said("no decision for steps of the kind '4 bits'") == 1
+    assert again.report.decision.head_chunks == graph.report.decision.head_chunks
+    assert again.report.decision.order is None
+    assert not again.report.decision.is_phased
+
+
+def test_a_dry_run_does_not_decide_for_ranks_that_run(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "decisions.json"
+    cocodiff_compile.save_decisions(explained(options).graphs, file)
+    model = nn.Sequential(Block(), Block()).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="cocodiff_eager", options={**options, "decision": file})
+    with torch.no_grad(), pytest.raises(UserError, match="the compile 'a dry run'"):
+        compiled(torch.ones(1, 512, WIDTH))
+
+
+MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "head chunks": ({"head_chunks": (2,)}, "2 attentions"),
+    "token chunks": ({"token_chunked": (0, 7)}, "2 attentions"),
+    "uncoded": ({"uncoded": ("", "", "")}, "2 attentions"),
+    "order": ({"order": (1, 0)}, "another graph"),
+    "groups": ({"topologies": (PRESETS["flat"](4),) * 2}, "1 Ulysses groups"),
+    "axes": (
+        {"phases": (ExchangePhases(0, 64, (("gpu",), ("gpu",))),)},
+        "no phases gpu | gpu on its machine",
+    ),
+    "sizes": ({"phases": (ExchangePhases(0, 64, (("gpu",), ("node",))),)}, "no phases are given"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_decision_that_does_not_fit_the_graph_is_refused(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    change, words = MISFITS[name]
+    (graph,) = explained(options).graphs
+    decision = replace(graph.report.decision, **change)
+    report = replace(graph.report, decision=decision)
+    file = tmp_path / "decisions.json"
+    cocodiff_compile.save_decisions([replace(graph, report=report)], file)
+    with pytest.raises(UserError, match="option 'decision'") as refused:
+        explained({**options, "decision": file})
+    assert words in str(refused.value)
+
+
+def test_a_file_that_could_not_be_read_again_is_not_written(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    graphs = explained(options).graphs
+    with pytest.raises(UserError, match=r"must end in \.json"):
+        cocodiff_compile.save_decisions(graphs, tmp_path / "decisions")
+    with pytest.raises(UserError, match="No such file"):
+        cocodiff_compile.save_decisions(graphs, tmp_path / "nowhere" / "decisions.json")
 
 
 def test_decisions_of_different_options_are_not_saved_together(

@@ -34,7 +34,8 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.decide.coded_attentions import choose_uncoded
 from cocodiff_compile.decide.coding_worth import CodingWorth
-from cocodiff_compile.decide.decision import Decision
+from cocodiff_compile.decide.decision import Decision, refuse_misfit
+from cocodiff_compile.decide.decision_file import EXACT
 from cocodiff_compile.decide.token_chunk_count import Differ
 from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.device import Device
@@ -43,7 +44,7 @@ from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.fingerprint import fingerprint
 from cocodiff_compile.ir.records import Recognition
-from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
+from cocodiff_compile.pipeline.run_passes import Pipeline
 from cocodiff_compile.ranks.agreement.attempts import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.say_once import say_once
@@ -115,9 +116,11 @@ def _compile_inner(
     report = Pipeline(stages(RECOGNIZE, Deciding(config)), dumps.observers).run(gm)
     if report.recognition.sites:
         report = replace(report, fingerprint=fingerprint(gm.graph))
-    with graph_rounds(gm.graph, report.recognition, config, dry_run) as rounds:
-        differ = _rows_differ(report.recognition, dry_run, alone=rounds.rounds is None)
-        plan = _plan(report, compilation, differ)
+    given = config.decision.kinds_of(report.fingerprint) if config.decision else {}
+    with graph_rounds(gm.graph, report.recognition, config, dry_run, given=given.keys()) as rounds:
+        alone = rounds.rounds is None
+        differ = _rows_differ(report.recognition, dry_run, alone)
+        plan = _plan(report.recognition, compilation, differ, given, alone)
         cutting = stages(CUT, plan.cutting)
         if not plan.selects:
             cutting += stages(SELECT, plan.cutting)  # says why it does nothing
@@ -143,17 +146,26 @@ class _Plan:
     """
 
 
-def _plan(report: PipelineReport, compilation: Compilation, differ: Differ) -> _Plan:
+def _plan(
+    found: Recognition,
+    compilation: Compilation,
+    differ: Differ,
+    given: Mapping[str, Decision],
+    alone: bool,
+) -> _Plan:
     """Returns how a graph is compiled: as an earlier compile decided, if that is given for it."""
-    found, config = report.recognition, compilation.config
+    config, dry_run = compilation.config, compilation.dry_run
     if not found.sites:
         return _Plan(Deciding(config), lambda _kind: Deciding(config))
     if config.decision is None:
         return _new_plan(found, compilation, differ)
-    config.decision.refuse_other(config.settings)
-    given = config.decision.kinds_of(report.fingerprint)
+    made = "a dry run" if dry_run else "ranks that run it"
+    config.decision.refuse_other({**config.settings, "the compile": made})
     if given:
-        return _given_plan(found, compilation, differ, given)
+        return _given_plan(found, compilation, given)
+    if alone and not dry_run and ranks_are_real():
+        _say_not_given("a graph with these shapes")
+        return _Plan(Deciding(config), lambda _kind: Deciding(config))  # nobody to measure with
     say_once(
         log,
         logging.WARNING,
@@ -161,6 +173,15 @@ def _plan(report: PipelineReport, compilation: Compilation, differ: Differ) -> _
         "shapes: it is decided now; save the decisions again to include it",
     )
     return _new_plan(found, compilation, differ)
+
+
+def _say_not_given(what: str) -> None:
+    say_once(
+        log,
+        logging.WARNING,
+        f"option 'decision': the file holds no decision for {what}: its exchanges stay flat and in "
+        "the captured order; save the decisions again to include it",
+    )
 
 
 def _new_plan(found: Recognition, compilation: Compilation, differ: Differ) -> _Plan:
@@ -188,26 +209,26 @@ def _new_plan(found: Recognition, compilation: Compilation, differ: Differ) -> _
 
 
 def _given_plan(
-    found: Recognition,
-    compilation: Compilation,
-    differ: Differ,
-    given: Mapping[str, Decision],
+    found: Recognition, compilation: Compilation, given: Mapping[str, Decision]
 ) -> _Plan:
-    """Returns the plan of an earlier compile. A kind of step that is not given is decided when it
-    is first compiled.
+    """Returns the plan of an earlier compile. A kind of step that is not given is cut and coded as
+    the others are, and otherwise left as captured: nothing is measured.
     """
     config = compilation.config
+    refuse_misfit(given, found)
     first = next(iter(given.values()))
+    uncoded = next((item.uncoded for kind, item in given.items() if kind != EXACT), first.uncoded)
     phased = [item for item in given.values() if item.is_phased]
     machines = find_machines(found, phased[0].topologies, compilation.dry_run) if phased else {}
-    deciding = _with_v_major(Deciding(config, machines=machines, given=first))
+    other = replace(first, uncoded=uncoded, phases=(), topologies=(), order=None)
+    deciding = _with_v_major(Deciding(config, machines=machines, given=other))
     select = deciding.select
-    selects = select is not None and replace(select, uncoded=first.uncoded).rewrites_any(found)
+    selects = select is not None and replace(select, uncoded=uncoded).rewrites_any(found)
 
     def ordering_of(kind: str) -> Deciding:
         if kind not in given:
-            return _new_plan(found, compilation, differ).ordering_of(kind)
-        return replace(deciding, given=given[kind])
+            _say_not_given(f"steps of the kind {kind!r}")
+        return replace(deciding, given=given.get(kind, other))
 
     return _Plan(deciding, ordering_of, selects)
 

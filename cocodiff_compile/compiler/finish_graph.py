@@ -105,7 +105,8 @@ class Dumps:
 def _publish(graph: Graph, report: PipelineReport, compilation: Compilation, dumps: Dumps) -> None:
     summary = describe_report(report)
     config, num_nodes = compilation.config, len(graph.nodes)
-    found = GraphReport(dumps.number, dumps.rank, config, report, summary, num_nodes)
+    is_dry_run = compilation.dry_run
+    found = GraphReport(dumps.number, dumps.rank, config, report, summary, num_nodes, is_dry_run)
     for dump in dumps.observers:
         dump.finished(found.summary)
     if not compilation.dry_run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,7 +53,11 @@ class GraphRounds:
             sizes = SizeTexts()
             planned = planned_facts(graph, found, sizes)
             decided = [(f"the decision on {what}", value) for what, value in decision.lines]
-            facts = {name: [*sizes.as_compiled(own), *decided] for name, own in planned.items()}
+            exchanging = {item.group for site in found.sites for item in site.exchanges}
+            facts = {
+                name: [*sizes.as_compiled(own), *(decided if name in exchanging else ())]
+                for name, own in planned.items()
+            }
             self.rounds.compare("planned", facts)
 
     def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:
@@ -83,10 +87,16 @@ def checked(run: Any, plans: SizedPlans | None) -> Any:
 
 @contextmanager
 def graph_rounds(
-    graph: Graph, found: Recognition, config: CompileConfig, dry_run: bool, kind: str = ""
+    graph: Graph,
+    found: Recognition,
+    config: CompileConfig,
+    dry_run: bool,
+    kind: str = "",
+    given: Collection[str] = (),
 ) -> Iterator[GraphRounds]:
     """Yields the rounds with the other ranks; there are none without ranks, and in a dry run.
-    `kind` tells apart what is made of one captured graph.
+    `kind` tells apart what is made of one captured graph; `given` are the kinds of step for which
+    an earlier decision is given: a rank that has another would not take part in measurements.
     """
     is_among_ranks = not dry_run and ranks_are_real()
     groups = collective_groups(graph) if is_among_ranks else {}
@@ -96,6 +106,9 @@ def graph_rounds(
         mark_local_attempt()
     sizes = SizeTexts()
     captured = {name: captured_facts(graph, found, name, config, sizes) for name in groups}
+    if config.decision is not None and not kind:
+        held = ("the steps for which a decision is given", ", ".join(sorted(given)) or "none")
+        captured = {name: [held, *own] for name, own in captured.items()}
     if kind:
         captured = {name: [("the kind of step", kind), *own] for name, own in captured.items()}
     if not groups:

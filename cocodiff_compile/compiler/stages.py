@@ -158,13 +158,13 @@ def _select(deciding: Deciding, _graph: Graph, found: Recognition) -> Chosen | N
 
 
 def _split_phases(deciding: Deciding, _graph: Graph, found: Recognition) -> Chosen | None:
+    given, groups = deciding.given, list(deciding.machines)
+    if given is not None and not given.is_phased:
+        return Chosen(decided={"phases": given.phases, "topologies": given.topologies})
     if deciding.config.tapa_mode == "off" or not deciding.machines:
         return None
-    groups = list(deciding.machines)
-    if deciding.given is not None:
-        phases = {
-            (groups[item.group], item.size_bytes): item.phases for item in deciding.given.phases
-        }
+    if given is not None:
+        phases = {(groups[item.group], item.size_bytes): item.phases for item in given.phases}
     else:
         phases = choose_phases(found, deciding.machines, deciding.config.tapa_mode)
     kept = tuple(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.topology.axes import Topology
-from cocodiff_compile.topology.phases import Phases, format_phases
+from cocodiff_compile.topology.phases import Phases, all_phases, format_phases
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,41 @@ class Decision:
             ("token chunks", f"{self.token_chunks}, in {len(self.token_chunked)} attentions"),
             ("V-Major", f"{coded} of {len(self.uncoded)} attentions coded"),
             ("phases", _counted(phases, "sizes of exchanges") or "flat"),
-            ("order", "as captured" if self.order is None else f"new ({_short_hash(self.order)})"),
+            ("order", "as captured" if self.order is None else "new"),
         ]
-
-
-def _short_hash(order: tuple[int, ...]) -> str:
-    return hashlib.sha256(repr(order).encode()).hexdigest()[:8]
 
 
 def _counted(counts: Counter[int] | Counter[str], what: str) -> str:
     return ", ".join(f"{value} (for {what}: {count})" for value, count in sorted(counts.items()))
+
+
+def refuse_misfit(given: Mapping[str, Decision], found: Recognition) -> None:
+    """Raises a UserError if decisions for the kinds of step of one graph do not fit it, or each
+    other: head and token chunks, topologies, and what is coded are the same for all kinds.
+    """
+    num_sites = len(found.sites)
+    groups = dict.fromkeys(item.group for site in found.sites for item in site.exchanges)
+    for item in given.values():
+        numbers = {len(item.head_chunks), len(item.uncoded)} - {0, num_sites}
+        if numbers or any(place >= num_sites for place in item.token_chunked):
+            raise _misfit(f"a graph has {num_sites} attentions")
+        if item.topologies and len(item.topologies) != len(groups):
+            raise _misfit(f"a graph has {len(groups)} Ulysses groups")
+        for own in item.phases:
+            if own.group >= len(item.topologies) or own.phases not in all_phases(
+                item.topologies[own.group]
+            ):
+                raise _misfit(f"there are no phases {format_phases(own.phases)} on its machine")
+    for common in ("unfused_projections", "head_chunks", "token_chunks", "token_chunked"):
+        if len({getattr(item, common) for item in given.values()}) > 1:
+            raise _misfit(f"{common} differs between kinds of step")
+    for common in ("topologies", "uncoded"):
+        if len({getattr(item, common) for item in given.values()} - {()}) > 1:
+            raise _misfit(f"{common} differs between kinds of step")
+
+
+def _misfit(reason: str) -> UserError:
+    return UserError(
+        f"option 'decision': the file does not fit ({reason}); compile without it and save the "
+        "decisions again"
+    )

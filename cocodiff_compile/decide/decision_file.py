@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -60,8 +61,15 @@ class GivenDecisions:
 
 
 def write_decisions(given: GivenDecisions, path: Path) -> None:
-    """Writes decisions to a JSON file."""
-    path.write_text(json.dumps(_file_data(given), indent=1) + "\n")
+    """Writes decisions to a JSON file, whole or not at all. Raises a UserError if it cannot."""
+    if path.suffix != ".json":
+        raise UserError(f"decision file {shown(str(path))[1:-1]}: its name must end in .json")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(_file_data(given)) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        raise UserError(f"decision file {shown(str(path))[1:-1]}: {error.strerror}") from None
 
 
 def load_decisions(path: Path) -> GivenDecisions:

@@ -1,4 +1,4 @@
-"""A short text that tells captured graphs apart, the same in every process."""
+"""A short text that tells captured graphs apart, the same on every rank and in every process."""
 
 from __future__ import annotations
 
@@ -9,39 +9,35 @@ import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.ir.collectives import collectives_by_group
 
 
 def fingerprint(graph: Graph) -> str:
-    """Returns a hash of the ops of a graph, their arguments, and the shapes, types and devices of
-    their values. Names of nodes and of process groups, which differ between runs, do not count;
-    symbolic sizes count as first compiled.
+    """Returns a hash of the ops of a graph, of what each reads, and of the shapes, strides, types
+    and kinds of device of their values. Other arguments do not count: names of process groups,
+    indices of devices and the place of a rank's shard differ between ranks. Symbolic sizes count as
+    first compiled.
     """
     numbers = {node: number for number, node in enumerate(graph.nodes)}
-    groups = {name: f"group {place}" for place, name in enumerate(collectives_by_group(graph))}
     digest = hashlib.sha256()
     for node in graph.nodes:
-        digest.update(_line(node, numbers, groups).encode())
+        reads = [numbers[source] for source in node.all_input_nodes]
+        digest.update(f"{node.op} {_op(node)} {reads} {_value(node.meta.get('val'))}\n".encode())
     return digest.hexdigest()[:32]
 
 
-def _line(node: Node, numbers: dict[Node, int], groups: dict[str, str]) -> str:
-    def plain(argument: Any) -> Any:
-        if isinstance(argument, Node):
-            return f"%{numbers[argument]}"
-        if isinstance(argument, (list, tuple)):
-            return [plain(item) for item in argument]
-        if isinstance(argument, dict):
-            return {str(key): plain(item) for key, item in argument.items()}
-        return groups.get(argument, argument) if isinstance(argument, str) else argument
-
-    target = "" if node.op in ("placeholder", "output", "get_attr") else str(node.target)
-    arguments = [] if node.op == "output" else [plain(node.args), plain(node.kwargs)]
-    return f"{node.op} {target} {arguments} {_value(node.meta.get('val'))}\n"
+def _op(node: Node) -> str:
+    if node.op != "call_function":
+        return ""
+    if isinstance(node.target, torch._ops.OperatorBase):
+        return str(node.target)
+    return getattr(node.target, "__qualname__", type(node.target).__name__)
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_value, value))})"
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     shape = [optimization_hint(size) for size in value.shape]
-    return f"{shape} {value.dtype} {value.device.type}"
+    strides = [optimization_hint(stride) for stride in value.stride()]
+    return f"{shape} {strides} {value.dtype} {value.device.type}"
