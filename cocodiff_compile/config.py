@@ -79,6 +79,10 @@ class CompileConfig:
             },
         }
 
+    def made_with(self, dry_run: bool) -> dict[str, str]:
+        """Returns the settings that a decision depends on, and whether its ranks run the graph."""
+        return {**self.settings, "the compile": "a dry run" if dry_run else "ranks that run it"}
+
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> CompileConfig:
         """Checks `options` and the environment; an option overrides its variable."""

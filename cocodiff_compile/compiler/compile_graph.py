@@ -35,7 +35,6 @@ from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.decide.coded_attentions import choose_uncoded
 from cocodiff_compile.decide.coding_worth import CodingWorth
 from cocodiff_compile.decide.decision import Decision, refuse_misfit
-from cocodiff_compile.decide.decision_file import EXACT
 from cocodiff_compile.decide.token_chunk_count import Differ
 from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.device import Device
@@ -48,7 +47,7 @@ from cocodiff_compile.pipeline.run_passes import Pipeline
 from cocodiff_compile.ranks.agreement.attempts import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.say_once import say_once
-from cocodiff_compile.v_major.payload import Payload
+from cocodiff_compile.v_major.payload import EXACT, Payload
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +158,7 @@ def _plan(
         return _Plan(Deciding(config), lambda _kind: Deciding(config))
     if config.decision is None:
         return _new_plan(found, compilation, differ)
-    made = "a dry run" if dry_run else "ranks that run it"
-    config.decision.refuse_other({**config.settings, "the compile": made})
+    config.decision.refuse_other(config.made_with(dry_run))
     if given:
         return _given_plan(found, compilation, given)
     if alone and not dry_run and ranks_are_real():

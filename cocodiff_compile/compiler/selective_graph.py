@@ -16,7 +16,6 @@ from cocodiff_compile.compiler.compile_facts import collective_groups
 from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked, graph_rounds
 from cocodiff_compile.compiler.stages import SELECT, stages
-from cocodiff_compile.decide.decision_file import EXACT
 from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, bound, size_bytes, value_of
 from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.ir.records import copied
@@ -25,7 +24,7 @@ from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.ranks.agreement.attempts import reports_failures
 from cocodiff_compile.v_major.denoising import is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
-from cocodiff_compile.v_major.payload import CachedRoles, Payload
+from cocodiff_compile.v_major.payload import EXACT, CachedRoles, Payload
 from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
 
 

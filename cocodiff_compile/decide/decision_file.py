@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,10 +18,7 @@ from cocodiff_compile.decide.decision import Decision, ExchangePhases
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.given_values import has_text_keys, shown, shown_keys, whole_number
 from cocodiff_compile.topology.files import parse_topology, topology_data
-from cocodiff_compile.topology.read_plain_data import read_plain_data
-
-EXACT = "exact"
-"""The kind of a denoising step that exchanges everything uncompressed."""
+from cocodiff_compile.topology.read_plain_data import read_plain_data, write_atomically
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,8 @@ def write_decisions(given: GivenDecisions, path: Path) -> None:
     """Writes decisions to a JSON file, whole or not at all. Raises a UserError if it cannot."""
     if path.suffix != ".json":
         raise UserError(f"decision file {shown(str(path))[1:-1]}: its name must end in .json")
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(json.dumps(_file_data(given)) + "\n")
-        unfinished.replace(path)
+        write_atomically(path, json.dumps(_file_data(given)) + "\n")
     except OSError as error:
         raise UserError(f"decision file {shown(str(path))[1:-1]}: {error.strerror}") from None
 

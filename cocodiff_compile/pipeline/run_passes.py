@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.decide.decision import Decision
-from cocodiff_compile.decide.decision_file import EXACT
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.ir.aten import WAIT
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.graph_pass import GraphPass, PassResult
 from cocodiff_compile.ir.records import Declined, Recognition
 from cocodiff_compile.schedule.estimate import ScheduleEstimate
+from cocodiff_compile.v_major.payload import EXACT
 
 log = logging.getLogger(__name__)
 

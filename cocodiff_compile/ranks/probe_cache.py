@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from cocodiff_compile.ranks.detect import RankLocation
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology, topology_data
+from cocodiff_compile.topology.read_plain_data import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +74,7 @@ def save(key: str, topology: Topology) -> None:
     try:
         path = file_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".probe-")
-        with os.fdopen(handle, "w") as file:
-            json.dump(topology_data(topology), file)
-        Path(temporary).replace(path)
+        write_atomically(path, json.dumps(topology_data(topology)))
     except (OSError, RuntimeError) as error:
         say_once(logger, logging.WARNING, f"the probe's result cannot be saved: {error}")
 

@@ -33,12 +33,6 @@ class GraphReport:
     """The number of nodes of the graph that code is generated from."""
     is_dry_run: bool = False
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """The versions and options of the compile, and whether its ranks ran the graph."""
-        made = "a dry run" if self.is_dry_run else "ranks that run it"
-        return {**self.config.settings, "the compile": made}
-
 
 _listeners: list[list[GraphReport]] = []
 
@@ -64,7 +58,7 @@ def save_decisions(reports: Iterable[GraphReport], path: str | Path) -> None:
     reports = [item for item in reports if item.report.fingerprint]
     if not reports:
         raise UserError("there is no decision to save: no graph with a Ulysses attention")
-    settings = [item.settings for item in reports]
+    settings = [item.config.made_with(item.is_dry_run) for item in reports]
     if any(other != settings[0] for other in settings):
         raise UserError("the graphs were compiled with different options: save them one by one")
     graphs = {

@@ -37,6 +37,13 @@ def read_plain_data(path: Path) -> object:
         raise UserError(f"cannot be parsed: {error}") from None
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Writes or replaces a file, so that no reader sees half of it. Raises OSError if it cannot."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
 def why_no_file(path: Path) -> str:
     """Returns why there is nothing to read at `path`; an empty string if there is a regular
     file.

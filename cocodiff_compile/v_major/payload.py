@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from cocodiff_compile.ir.records import Role
 from cocodiff_compile.v_major.delta_code import FULL, code_bits
 
+EXACT = "exact"
+"""The kind of a denoising step that exchanges everything uncompressed, without a payload."""
 ROLES: tuple[Role, ...] = ("q", "k", "v", "o")
 
 

@@ -33,7 +33,7 @@ from cocodiff_compile.v_major.denoising import (
     current_denoising,
     is_denoising,
 )
-from cocodiff_compile.v_major.payload import Payload
+from cocodiff_compile.v_major.payload import EXACT, Payload
 from cocodiff_compile.v_major.policy import Policy, StepFacts
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class SelectiveCall:
 
     def _note(self, run: Denoising, payload: Payload | None) -> None:
         record = run.choices[self].record
-        record.kinds[str(payload or "exact")] += 1
+        record.kinds[str(payload or EXACT)] += 1
         record.sent_bytes += (
             self.full_bytes if payload is None else self.variant(payload).sent_bytes
         )

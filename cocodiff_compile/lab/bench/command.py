@@ -13,6 +13,7 @@ from typing import Any
 
 from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
+from cocodiff_compile.topology.read_plain_data import write_atomically
 
 MODELS = ("flux", "sd3.5", "qwen-image", "wan")
 SHARES = (30, 50, 75, 90)
@@ -228,9 +229,7 @@ def _results_file(folder: Path) -> Path:
 
 
 def _keep(run: dict[str, Any], file: Path) -> None:
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(run, indent=1) + "\n")
-    partial.replace(file)
+    write_atomically(file, json.dumps(run, indent=1) + "\n")
 
 
 def _put_out(run: dict[str, Any], folder: Path) -> int:
