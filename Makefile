@@ -29,7 +29,7 @@ mutants: $(STAMP)
 
 # What every rank says when one of them goes wrong; part of test-slow.
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest -s tests/test_fault_matrix.py
+	$(BIN)/python -m pytest -s tests/ranks/test_fault_matrix.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Imports every private torch API that this project uses; no other module does.
 
-`tests/test_compat.py` holds one test per name, so that a new torch shows what moved. They ran with
-`TESTED_TORCH` and `TESTED_PYTHON` only.
+`tests/project/test_compat.py` holds one test per name, so that a new torch shows what moved. They
+ran with `TESTED_TORCH` and `TESTED_PYTHON` only.
 """
 
 from __future__ import annotations

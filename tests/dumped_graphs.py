@@ -27,7 +27,7 @@ from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.v_major.options import VMajorOptions
-from tests.idioms import IDIOMS
+from tests.support.idioms import IDIOMS
 
 POLICIES = {"paper": {}, "fixed": {"bits": 4}, "adaptive": {}}
 NUM_RANKS = 4

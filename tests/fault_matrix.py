@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fault_rank import NUM_RANKS, ROWS, TIMEOUT_S, VICTIM
+from tests.support.fault_rank import NUM_RANKS, ROWS, TIMEOUT_S, VICTIM
 
 ROOT = Path(__file__).parents[1]
 GIVE_UP_S = 4 * TIMEOUT_S
@@ -86,7 +86,7 @@ def _start(name: str, rank: int, folder: Path) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    command = [sys.executable, "-m", "tests.fault_rank", name, str(rank), str(folder)]
+    command = [sys.executable, "-m", "tests.support.fault_rank", name, str(rank), str(folder)]
     with folder.joinpath(f"log_{rank}").open("wb") as log:
         return subprocess.Popen(
             command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log, start_new_session=True

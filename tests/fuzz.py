@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tests.random_trials import RUNS, Trial, try_seed
+from tests.support.random_trials import RUNS, Trial, try_seed
 
 MIN_SHARE = 0.5
 """The share of attempts that must be rewritten: a pass that declines everything proves nothing."""

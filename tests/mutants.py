@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutant_table import MUTANTS, Mutant
+from tests.support.mutant_table import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS_FAILED = 1

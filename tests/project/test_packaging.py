@@ -1,0 +1,104 @@
+"""What is installed: our name and nothing else, from a wheel, an sdist and a checkout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import tomllib
+
+ROOT = Path(__file__).parents[2]
+
+
+def _run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `python -m build` does: an sdist from the tree, a wheel from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    _run(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(ROOT),
+        cwd=folder,
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def test_packages_are_the_folders_of_the_tree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = project["tool"]["setuptools"]["packages"]
+    folders = [
+        *(file.parent for file in (ROOT / "cocodiff_compile").rglob("__init__.py")),
+        ROOT / "cocodiff_compile" / "passes",
+        ROOT / "cocodiff_compile" / "backends",
+    ]
+    found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert sorted(listed) == sorted(found)
+
+
+def test_a_wheel_puts_only_our_name_into_site_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+        names = set(archive.namelist())
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"cocodiff_compile"}
+    modules = {
+        *(f"cocodiff_compile/passes/{file.name}" for file in (ROOT / "passes").glob("*.py")),
+        *(f"cocodiff_compile/backends/{file.name}" for file in (ROOT / "backends").glob("*.py")),
+    }
+    assert modules <= names
+    assert "cocodiff_compile/py.typed" in names
+
+
+@pytest.mark.parametrize(
+    ("statement", "works"),
+    [
+        ("import cocodiff_compile.passes", True),
+        ("from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses", True),
+        ("import passes", False),
+        ("import backends", False),
+    ],
+)
+def test_what_can_be_imported_from_a_wheel(installed: Path, statement: str, works: bool) -> None:
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); {statement}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=installed, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == works, done.stderr
+
+
+@pytest.mark.parametrize("name", ["passes", "backends"])
+def test_a_second_identity_from_the_checkout_is_refused(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"from cocodiff_compile import {name}" in done.stderr
+
+
+def test_the_console_script_names_its_version() -> None:
+    script = Path(sys.executable).with_name("cocodiff")
+    assert "cocodiff 0." in _run(str(script), "--version", cwd=ROOT)

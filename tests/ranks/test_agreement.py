@@ -1,0 +1,229 @@
+"""Ranks that disagree, fail or die: every rank raises, and says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import multiprocessing
+
+from cocodiff_compile.backends import cocodiff as backend
+from cocodiff_compile.cost.phase_plan import plan_phases
+from cocodiff_compile.decide import phases
+from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.ranks.agreement import heartbeat
+from cocodiff_compile.ranks.agreement.compile_rounds import first_difference
+from tests.support.hand_written import WIDTH, Block
+
+NUM_RANKS = 4
+PHASED = {"topology": "aurora", "tapa": "on"}
+SIX_RANKS = """
+{"name": "six", "copy_bytes_per_s": 1e9, "links": {"any": {"bytes_per_s": 1e9, "latency_s": 1e-6}},
+ "axes": [{"name": "gpu", "size": 3, "link": "any"}, {"name": "node", "size": 2, "link": "any"}]}
+"""
+
+
+def _error_of(options: dict[str, Any], batch: int = 1) -> str:
+    """Compiles and calls a block anew; the error, empty if there was none."""
+    torch._dynamo.reset()
+    x = torch.zeros(batch, 2, WIDTH)
+    try:
+        with torch.no_grad():
+            torch.compile(Block().eval(), backend="cocodiff", options=options, fullgraph=True)(x)
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _fails(*_args: Any, **_options: Any) -> Any:
+    raise RuntimeError("out of registers")
+
+
+def _is_killed(*_args: Any, **_options: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _plans_flat(topology: Any, size_bytes: float, _tapa: str) -> Any:
+    return plan_phases(topology, size_bytes, "off")
+
+
+def _with_another_plan() -> str:
+    with mock.patch.object(phases, "plan_phases", _plans_flat):
+        return _error_of(PHASED)
+
+
+def _with_broken_code_generation() -> str:
+    with mock.patch.object(backend, "compile_fx_inner", _fails):
+        return _error_of(PHASED)
+
+
+def _one_recompiles(rank: int) -> str:
+    torch._dynamo.reset()
+    model = torch.compile(Block().eval(), backend="cocodiff", options=PHASED)
+    x = torch.zeros(1, 2, WIDTH)
+    with torch.no_grad():
+        model(x)
+        if rank == 2:
+            torch._dynamo.reset()
+        model(x)
+    return ""
+
+
+def _all_faults(rank: int, _num_ranks: int, six_ranks: str) -> dict[str, str]:
+    return {
+        "options": _error_of({**PHASED, "tapa": "off"} if rank == 1 else PHASED),
+        "shapes": _error_of(PHASED, batch=2 if rank == 2 else 1),
+        "bad option": _error_of({"tapa": "maybe"} if rank == 3 else PHASED),
+        "bad option everywhere": _error_of({"tapa": "maybe"}),
+        "does not fill": _error_of({**PHASED, "topology": six_ranks}),
+        "plan": _with_another_plan() if rank == 1 else _error_of(PHASED),
+        "fails": _with_broken_code_generation() if rank == 0 else _error_of(PHASED),
+        "works": _error_of(PHASED),
+        "recompiles alone": _one_recompiles(rank),
+    }
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    file = tmp_path_factory.mktemp("topology") / "six.json"
+    file.write_text(SIX_RANKS)
+    return run_local_ranks(_all_faults, NUM_RANKS, str(file), timeout_s=300)
+
+
+SAME_ON_ALL = {
+    "options": "ranks disagree about option 'tapa': rank 0 has 'on', rank 1 has 'off'",
+    "shapes": "ranks disagree about collective 0: rank 0 has all_to_all_single of 192 "
+    "torch.float32 over 4 ranks, rank 2 has all_to_all_single of 384 torch.float32 over 4 ranks",
+    "plan": "ranks disagree about exchange 0: rank 0 has the phases tile | gpu, rank 1 has the "
+    "phases flat",
+    "bad option everywhere": "option 'tapa' of backend 'cocodiff' is 'maybe'",
+    "does not fill": "topology 'six' has 6 ranks (3 gpu x 2 node), the group has 4",
+    "works": "",
+    "recompiles alone": "",
+}
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("fault", SAME_ON_ALL)
+def test_every_rank_says_the_same(errors: list[dict[str, str]], fault: str) -> None:
+    said = {rank[fault] for rank in errors}
+    assert len(said) == 1
+    assert SAME_ON_ALL[fault] in said.pop()
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(
+    ("fault", "culprit", "words"),
+    [("bad option", 3, "option 'tapa' of backend"), ("fails", 0, "out of registers")],
+)
+def test_the_others_raise_with_the_message_of_the_rank_that_failed(
+    errors: list[dict[str, str]], fault: str, culprit: int, words: str
+) -> None:
+    for rank, said in enumerate(errors):
+        assert words in said[fault]
+        expected = rank != culprit
+        assert said[fault].startswith(f"rank {culprit} failed to compile") is expected
+
+
+def _killed_compiling(is_victim: bool) -> str:
+    code = _is_killed if is_victim else backend.compile_fx_inner
+    with (
+        mock.patch.object(backend, "compile_fx_inner", code),
+        mock.patch.object(heartbeat, "SILENCE_S", 12.0),
+    ):
+        return _error_of({"topology": "flat"})
+
+
+def _killed_running(is_victim: bool) -> str:
+    model = torch.compile(Block().eval(), backend="cocodiff", options={"topology": "flat"})
+    x = torch.zeros(1, 2, WIDTH)
+    with torch.no_grad():
+        model(x)
+        dist.barrier()
+        if is_victim:
+            _is_killed()
+        try:
+            model(x)
+        except RuntimeError as error:
+            return f"RuntimeError: {error}"
+    return ""
+
+
+def _rank_of_a_doomed_world(
+    rank: int, victim: int, killed: Callable[[bool], str], folder: Path
+) -> None:
+    store = _meet(rank, folder)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
+    folder.joinpath(str(rank)).write_text(killed(rank == victim))
+    os._exit(0)  # a world with a dead rank cannot be taken down
+
+
+def _meet(rank: int, folder: Path) -> dist.TCPStore:
+    """Rank 0 holds it, on a port that is free then, and tells the others which."""
+    told, timeout = folder / "port", timedelta(seconds=60)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, 3, True, timeout, wait_for_workers=False)
+        whole = folder / "port written"
+        whole.write_text(str(store.port))
+        whole.rename(told)
+        return store
+    while not told.exists():
+        time.sleep(0.1)
+    return dist.TCPStore("127.0.0.1", int(told.read_text()), 3, False, timeout)
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(
+    ("killed", "victim", "words"),
+    [
+        (_killed_compiling, 1, "ranks [1] ended, were killed or hang"),
+        (_killed_compiling, 0, "the process that holds it, rank 0"),
+        (_killed_running, 1, "RuntimeError"),
+    ],
+)
+def test_a_killed_rank_is_an_error_on_the_others(
+    tmp_path: Path, killed: Callable[[bool], str], victim: int, words: str
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    ranks = [
+        context.Process(target=_rank_of_a_doomed_world, args=(rank, victim, killed, tmp_path))
+        for rank in range(3)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        for process in ranks:
+            process.join(timeout=120)
+        survivors = [rank for rank in range(3) if rank != victim]
+        assert ranks[victim].exitcode == -signal.SIGKILL
+        for rank in survivors:
+            assert words in tmp_path.joinpath(str(rank)).read_text()
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def test_no_difference_no_words() -> None:
+    assert first_difference({0: [("a", "1")], 3: [("a", "1")]}) == ""
+
+
+def test_the_first_difference_names_both_sides() -> None:
+    facts = {0: [("a", "1"), ("b", "2")], 1: [("a", "1"), ("b", "2")], 2: [("a", "1"), ("b", "3")]}
+    assert "about b: rank 0 has 2, rank 2 has 3" in first_difference(facts)
+
+
+def test_a_fact_that_only_one_rank_has_is_a_difference() -> None:
+    assert "about b: rank 0 has none, rank 1 has 2" in first_difference({0: [], 1: [("b", "2")]})
