@@ -27,8 +27,8 @@ from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.pipeline.run_passes import PipelineReport
 from cocodiff_compile.report.collect import GraphReport, collect_reports, publish
 from cocodiff_compile.say_once import forget_what_was_said
-from tests.support import hand_written
 from tests.compile.test_schedule_v_first import slow_links
+from tests.support import hand_written
 from tests.support.captured import fake_ranks
 from tests.support.hand_written import diffusers_in, diffusers_out
 
