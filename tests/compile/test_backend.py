@@ -27,31 +27,10 @@ from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.pipeline.run_passes import PipelineReport
 from cocodiff_compile.report.collect import GraphReport, collect_reports, publish
 from cocodiff_compile.say_once import forget_what_was_said
-from tests.compile.test_schedule_v_first import slow_links
 from tests.support import hand_written
 from tests.support.captured import fake_ranks
-from tests.support.hand_written import diffusers_in, diffusers_out
-
-HEADS, HEAD_SIZE = 4, 8
-WIDTH = HEADS * HEAD_SIZE
-
-
-class Block(nn.Module):
-    """Ulysses attention; `breaks` puts a graph break between exchange and attention."""
-
-    def __init__(self, breaks: bool = False) -> None:
-        super().__init__()
-        self.to_qkv = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.to_out = nn.Linear(WIDTH, WIDTH)
-        self.breaks = breaks
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        legs = [diffusers_in(to(x).unflatten(2, (HEADS, -1))) for to in self.to_qkv]
-        if self.breaks:
-            torch._dynamo.graph_break()
-        q, k, v = (leg.transpose(1, 2) for leg in legs)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        return self.to_out(diffusers_out(attended).flatten(2))
+from tests.support.slow_links import slow_links
+from tests.support.ulysses_block import WIDTH, Block
 
 
 class Plain(nn.Module):
@@ -326,7 +305,8 @@ CACHED = """
 import torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 import cocodiff_compile
-from tests.compile.test_backend import Block, _x
+from tests.compile.test_backend import _x
+from tests.support.ulysses_block import Block
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 torch.manual_seed(0)
 with torch.no_grad(), cocodiff_compile.collect_reports() as reports:

@@ -26,9 +26,9 @@ from cocodiff_compile.devices.choose import choose_transport, device_kind
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.devices.installed import installed_here
 from cocodiff_compile.ranks.detect import location_of_this_rank
-from tests.compile.test_schedule_v_first import slow_links
 from tests.support.captured import fake_ranks
 from tests.support.hand_written import WIDTH, Block
+from tests.support.slow_links import slow_links
 
 COUNTS = installed_here().device_counts
 

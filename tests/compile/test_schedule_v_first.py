@@ -37,21 +37,10 @@ from cocodiff_compile.schedule.peak_memory import peak_bytes
 from tests.support.captured import fake_ranks
 from tests.support.code_text import text_only
 from tests.support.hand_written import HEADS, WIDTH, Block
+from tests.support.slow_links import slow_links
 from tests.support.traced import traced
 
 MODELS = ("flux", "sd3", "qwen-image", "wan", "flux2")
-
-
-def slow_links(file: Path) -> str:
-    """Two nodes whose link makes exchanges take about as long as computation by a guessed CPU."""
-    data = {
-        "name": "slow",
-        "copy_bytes_per_s": 1e10,
-        "links": {"wire": {"bytes_per_s": 2e8, "latency_s": 1e-6}},
-        "axes": [{"name": "node", "size": 2, "link": "wire"}],
-    }
-    file.write_text(json.dumps(data))
-    return str(file)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.pipeline.run_passes import Pipeline, Stage
 from cocodiff_compile.report.dumps import FolderDump
-from tests.compile.test_backend import WIDTH, Block
 from tests.support.captured import capture, fake_ranks
+from tests.support.ulysses_block import WIDTH, Block
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def test_a_diff_shows_what_a_pass_changed(tmp_path: Path) -> None:
 TRACED = """
 import torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from tests.compile.test_backend import Block, WIDTH
+from tests.support.ulysses_block import Block, WIDTH
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 with torch.no_grad():
     torch.compile(Block().eval(), backend="cocodiff")(torch.randn(1, 4, WIDTH))

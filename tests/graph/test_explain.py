@@ -12,8 +12,8 @@ from torch import nn
 
 import cocodiff_compile
 from cocodiff_compile.say_once import forget_what_was_said
-from tests.compile.test_backend import HEAD_SIZE, HEADS, WIDTH, Block
 from tests.support.captured import fake_ranks
+from tests.support.ulysses_block import HEAD_SIZE, HEADS, WIDTH, Block
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from cocodiff_compile.compat import inductor_folder
 from cocodiff_compile.compiler.code_folder import VARIABLE, ensure_code_folder
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.report.dumps import FolderDump
-from tests.compile.test_backend import WIDTH, Block
 from tests.support.captured import fake_ranks
+from tests.support.ulysses_block import WIDTH, Block
 
 X = torch.zeros(1, 4, WIDTH)
 

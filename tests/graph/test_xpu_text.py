@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cocodiff_compile.compiler.generated_order import code_kinds, keeps_order
-from tests.compile.test_schedule_v_first import slow_links
+from tests.support.slow_links import slow_links
 
 ROOT = Path(__file__).parents[2]
 
