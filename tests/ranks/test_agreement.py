@@ -1,27 +1,20 @@
-"""Ranks that disagree, fail or die: every rank raises, and says why."""
+"""Ranks that disagree or fail: every rank raises, and says why. `test_fault_matrix.py` has ranks
+that die, hang or come late.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import distributed as dist
-from torch import multiprocessing
 
 from cocodiff_compile.backends import cocodiff as backend
 from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.decide import phases
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.local_ranks import run_local_ranks
-from cocodiff_compile.ranks.agreement import heartbeat
 from cocodiff_compile.ranks.agreement.compile_rounds import first_difference
 from tests.support.hand_written import WIDTH, Block
 
@@ -49,10 +42,6 @@ def _error_of(options: dict[str, Any], batch: int = 1) -> str:
 
 def _fails(*_args: Any, **_options: Any) -> Any:
     raise RuntimeError("out of registers")
-
-
-def _is_killed(*_args: Any, **_options: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _plans_flat(topology: Any, size_bytes: float, _tapa: str) -> Any:
@@ -135,85 +124,6 @@ def test_the_others_raise_with_the_message_of_the_rank_that_failed(
         assert words in said[fault]
         expected = rank != culprit
         assert said[fault].startswith(f"rank {culprit} failed to compile") is expected
-
-
-def _killed_compiling(is_victim: bool) -> str:
-    code = _is_killed if is_victim else backend.compile_fx_inner
-    with (
-        mock.patch.object(backend, "compile_fx_inner", code),
-        mock.patch.object(heartbeat, "SILENCE_S", 12.0),
-    ):
-        return _error_of({"topology": "flat"})
-
-
-def _killed_running(is_victim: bool) -> str:
-    model = torch.compile(Block().eval(), backend="cocodiff", options={"topology": "flat"})
-    x = torch.zeros(1, 2, WIDTH)
-    with torch.no_grad():
-        model(x)
-        dist.barrier()
-        if is_victim:
-            _is_killed()
-        try:
-            model(x)
-        except RuntimeError as error:
-            return f"RuntimeError: {error}"
-    return ""
-
-
-def _rank_of_a_doomed_world(
-    rank: int, victim: int, killed: Callable[[bool], str], folder: Path
-) -> None:
-    store = _meet(rank, folder)
-    timeout = timedelta(seconds=60)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
-    folder.joinpath(str(rank)).write_text(killed(rank == victim))
-    os._exit(0)  # a world with a dead rank cannot be taken down
-
-
-def _meet(rank: int, folder: Path) -> dist.TCPStore:
-    """Rank 0 holds it, on a port that is free then, and tells the others which."""
-    told, timeout = folder / "port", timedelta(seconds=60)
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, 3, True, timeout, wait_for_workers=False)
-        whole = folder / "port written"
-        whole.write_text(str(store.port))
-        whole.rename(told)
-        return store
-    while not told.exists():
-        time.sleep(0.1)
-    return dist.TCPStore("127.0.0.1", int(told.read_text()), 3, False, timeout)
-
-
-@pytest.mark.gloo
-@pytest.mark.parametrize(
-    ("killed", "victim", "words"),
-    [
-        (_killed_compiling, 1, "ranks [1] ended, were killed or hang"),
-        (_killed_compiling, 0, "the process that holds it, rank 0"),
-        (_killed_running, 1, "RuntimeError"),
-    ],
-)
-def test_a_killed_rank_is_an_error_on_the_others(
-    tmp_path: Path, killed: Callable[[bool], str], victim: int, words: str
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [
-        context.Process(target=_rank_of_a_doomed_world, args=(rank, victim, killed, tmp_path))
-        for rank in range(3)
-    ]
-    for process in ranks:
-        process.start()
-    try:
-        for process in ranks:
-            process.join(timeout=120)
-        survivors = [rank for rank in range(3) if rank != victim]
-        assert ranks[victim].exitcode == -signal.SIGKILL
-        for rank in survivors:
-            assert words in tmp_path.joinpath(str(rank)).read_text()
-    finally:
-        for process in ranks:
-            process.kill()
 
 
 def test_no_difference_no_words() -> None:

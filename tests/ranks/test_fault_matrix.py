@@ -89,7 +89,8 @@ SURVIVED = {
 }
 """Rows in which all ranks finish; what the rank says that the fault befalls."""
 
-QUICK = ("other_plan_agreed_on_before", "fails_in_recompile")
+QUICK = ("other_plan_agreed_on_before", "fails_in_recompile", "killed_while_compiling")
+"""Rows of `make test`."""
 
 
 def test_every_row_is_expected_to_end_somehow() -> None:
@@ -123,7 +124,7 @@ def quick_rows() -> dict[str, list[Ending]]:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_ranks_that_agreed_before_do_not_wait_for_each_other(
+def test_every_rank_of_a_quick_row_ends_and_names_the_cause(
     quick_rows: dict[str, list[Ending]], name: str
 ) -> None:
     _check_ends(name, quick_rows[name])

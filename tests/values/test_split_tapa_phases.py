@@ -13,7 +13,6 @@ from typing import Literal
 
 import pytest
 import torch
-from torch._inductor.utils import run_and_get_code
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.compiler.explain import explain
@@ -36,6 +35,7 @@ from cocodiff_compile.topology.machine import Machine, sketch_machine
 from cocodiff_compile.topology.phases import Phases, all_phases
 from cocodiff_compile.topology.presets import aurora
 from tests.support.captured import capture_call, fake_ranks
+from tests.support.code_text import text_only
 from tests.support.decided import in_phases
 from tests.support.hand_written import (
     DIFFUSERS,
@@ -273,11 +273,12 @@ def test_the_report_names_the_phases() -> None:
 
 
 def _num_kernels(options: dict[str, str], layout: Layout) -> tuple[int, int]:
-    """Kernels and all-to-alls in the code that Inductor generates for one call."""
+    """Kernels and all-to-alls in the code that Inductor writes for one call."""
     torch._dynamo.reset()
     model = torch.compile(Block(layout).eval(), backend="cocodiff", options=options)
-    with torch.no_grad():
-        _, (code,) = run_and_get_code(model, torch.ones(1, 2, WIDTH))
+    with torch.no_grad(), text_only() as written:
+        model(torch.ones(1, 2, WIDTH))
+    (code,) = written
     called = code[code.index("def call(") :]
     return len(re.findall(r"\bcpp_fused\w*\(", called)), called.count("all_to_all_single.default(")
 
