@@ -91,7 +91,7 @@ def test_a_model_without_ulysses_compiles_as_inductor_would_and_says_so_once(
 
 def test_without_a_process_group_it_says_what_to_call(caplog: pytest.LogCaptureFixture) -> None:
     with torch.no_grad(), caplog.at_level(logging.WARNING, "cocodiff_compile"):
-        torch.compile(Plain().eval(), backend="cocodiff")(_x())
+        torch.compile(Plain().eval(), backend="cocodiff_eager")(_x())
     assert "init_process_group" in caplog.text
 
 
@@ -99,7 +99,7 @@ def test_gradients_are_left_to_inductor_and_said_once(caplog: pytest.LogCaptureF
     model = Plain()
     with caplog.at_level(logging.WARNING, "cocodiff_compile"):
         torch.compile(model, backend="cocodiff")(_x()).sum().backward()
-        torch.compile(Plain(), backend="cocodiff")(_x()).sum().backward()
+        torch.compile(Plain(), backend="cocodiff_eager")(_x()).sum().backward()
     assert model.linear.weight.grad is not None
     assert caplog.text.count("gradients are on") == 1
     assert "torch.no_grad()" in caplog.text
@@ -116,7 +116,7 @@ def test_a_parallelised_diffusers_model_names_gradients_as_the_cause() -> None:
     with fake_ranks(2):
         model = small.build(num_layers=1)
         inputs = small.inputs(model)
-        compiled = torch.compile(parallelize(model), backend="cocodiff", fullgraph=True)
+        compiled = torch.compile(parallelize(model), backend="cocodiff_eager", fullgraph=True)
         with pytest.raises(Exception, match=r"call it under torch\.no_grad"):
             compiled(**inputs)
 
@@ -135,7 +135,7 @@ def test_each_piece_around_a_graph_break_is_handled_on_its_own(
             return self.second(x)
 
     with fake_ranks(2), torch.no_grad(), cocodiff_compile.collect_reports() as reports:
-        torch.compile(Two().eval(), backend="cocodiff")(_x())
+        torch.compile(Two().eval(), backend="cocodiff_eager")(_x())
     assert [len(report.summary["sites"]) for report in reports] == [1, 1]
     assert "declined" not in caplog.text
 
@@ -152,7 +152,7 @@ def test_a_graph_break_inside_an_attention_is_declined_in_both_pieces() -> None:
 
 def test_what_was_declined_is_said_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     with fake_ranks(2), torch.no_grad(), caplog.at_level(logging.WARNING, "cocodiff_compile"):
-        torch.compile(Block(breaks=True).eval(), backend="cocodiff")(_x())
+        torch.compile(Block(breaks=True).eval(), backend="cocodiff_eager")(_x())
     assert "declined" in caplog.text
     assert "leaves the graph" in caplog.text
 
@@ -167,7 +167,7 @@ def test_a_disabled_recognition_changes_nothing_and_says_so(
         caplog.at_level(logging.WARNING, "cocodiff_compile"),
         cocodiff_compile.collect_reports() as reports,
     ):
-        torch.compile(Block().eval(), backend="cocodiff", options=options)(_x())
+        torch.compile(Block().eval(), backend="cocodiff_eager", options=options)(_x())
     assert reports[0].summary["passes"] == []
     assert "recognize-ulysses is disabled" in caplog.text
 

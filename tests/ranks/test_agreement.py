@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from cocodiff_compile.backends import cocodiff as backend
+from cocodiff_compile.backends import eager
 from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.decide import phases
 from cocodiff_compile.errors import UserError
@@ -32,7 +32,8 @@ def _error_of(options: dict[str, Any], batch: int = 1) -> str:
     x = torch.zeros(batch, 2, WIDTH)
     try:
         with torch.no_grad():
-            torch.compile(Block().eval(), backend="cocodiff", options=options, fullgraph=True)(x)
+            compiled = torch.compile(Block().eval(), backend="cocodiff_eager", options=options)
+            compiled(x)
     except UserError as error:
         return str(error)
     except Exception as error:
@@ -54,13 +55,13 @@ def _with_another_plan() -> str:
 
 
 def _with_broken_code_generation() -> str:
-    with mock.patch.object(backend, "compile_fx_inner", _fails):
+    with mock.patch.object(eager, "run_as_it_stands", _fails):
         return _error_of(PHASED)
 
 
 def _one_recompiles(rank: int) -> str:
     torch._dynamo.reset()
-    model = torch.compile(Block().eval(), backend="cocodiff", options=PHASED)
+    model = torch.compile(Block().eval(), backend="cocodiff_eager", options=PHASED)
     x = torch.zeros(1, 2, WIDTH)
     with torch.no_grad():
         model(x)
