@@ -249,7 +249,7 @@ def test_ranks_that_torchrun_started_are_measured_as_they_are(tmp_path: Path) ->
     rest = ["--variants", "inductor,cocodiff", "--shares", "50", "--out", str(tmp_path)]
     done = subprocess.run([*torchrun, *bench, *rest], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--shares: ignored" in done.stdout
+    assert "--shares ignored" in done.stdout
     (point,) = Report(json.loads((tmp_path / "results.json").read_text())).points
     assert point.case.grid == Grid(1, 2)
     assert point.wire_s == 0
