@@ -32,7 +32,6 @@ from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.layout import divides
 from cocodiff_compile.ir.records import (
-    Attention,
     Declined,
     Exchange,
     Recognition,
@@ -210,7 +209,7 @@ class _Rewrite:
             for node in attention.nodes
         )
         output = self.chunks.chunk(attention.output, self.plan.count - 1)
-        attention = Attention(attention.form, nodes, output, attention.mask, attention.is_causal)
+        attention = replace(attention, nodes=nodes, output=output)
         return replace(site, attention=attention, q=q, k=k, v=v, o=o)
 
     def _chunked(self, exchange: Exchange, joined: Node) -> Exchange:

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from cocodiff_compile.parallel.token_hook import CallArguments
+
 _ANY_ARGUMENTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -49,7 +51,7 @@ class ForwardArguments:
 
     def replace(
         self, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> CallArguments:
         if name in kwargs:
             return args, {**kwargs, name: value}
         position = self.positions[name]

@@ -8,6 +8,7 @@ cannot trace in one graph, fails on an argument left at its default, and raises 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments, unwrapped
 from cocodiff_compile.parallel.plans import ModelPlan
-from cocodiff_compile.parallel.token_hook import TokenHook
+from cocodiff_compile.parallel.token_hook import CallArguments, KeyedHook, TokenHook
 from cocodiff_compile.parallel.token_padding import TokenPadding, missing, pad_end
 
 _GRADIENTS_ARE_ON = (
@@ -44,7 +45,7 @@ def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
 
 def token_hooks(
     model: nn.Module, plan: ModelPlan, config: ContextParallelConfig, padding: TokenPadding
-) -> list[tuple[str, nn.Module, TokenHook]]:
+) -> list[KeyedHook]:
     """Returns a hook for every module that the plan names, with a stable key."""
     return [
         (f"{pattern}[{index}]", module, _hook_for(pattern, module, plan, config, padding))
@@ -75,20 +76,14 @@ def _hook_for(
     return GatherTokensHook(outputs, config, padding, stream)
 
 
+@dataclass(eq=False)
 class GatherTokensHook(TokenHook):
     """Joins the ranks' shares of a module's outputs, and cuts off the padding of the `stream`."""
 
-    def __init__(
-        self,
-        outputs: Sequence[ContextParallelOutput | None],
-        config: ContextParallelConfig,
-        padding: TokenPadding,
-        stream: str | None,
-    ) -> None:
-        self.outputs = outputs
-        self.config = config
-        self.padding = padding
-        self.stream = stream
+    outputs: Sequence[ContextParallelOutput | None]
+    config: ContextParallelConfig
+    padding: TokenPadding
+    stream: str | None
 
     def post_forward(self, output: Any) -> Any:
         shares = [output] if isinstance(output, torch.Tensor) else list(output)
@@ -105,12 +100,8 @@ class GatherTokensHook(TokenHook):
         return gathered[0] if isinstance(output, torch.Tensor) else tuple(gathered)
 
     def _gather(self, share: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
-        whole = EquipartitionSharder.unshard(share, dim, self.config._flattened_mesh)
-        return _cut_end(whole, dim, pad) if pad else whole
-
-
-def _cut_end(tensor: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
-    return tensor.narrow(dim, 0, tensor.shape[dim] - pad)
+        whole: torch.Tensor = EquipartitionSharder.unshard(share, dim, self.config._flattened_mesh)
+        return whole.narrow(dim, 0, whole.shape[dim] - pad) if pad else whole
 
 
 class SplitTokensHook(TokenHook):
@@ -140,9 +131,7 @@ class SplitTokensHook(TokenHook):
         self.padding = padding
         self.streams = streams
 
-    def pre_forward(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         for name, split in self.inputs.items():
             value = self.arguments.get(name, args, kwargs)
             self._note(name, value, split)

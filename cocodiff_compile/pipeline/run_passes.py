@@ -72,9 +72,6 @@ class PassRecord:
     seconds: float
     estimate: ScheduleEstimate | None = None
 
-    def without_recognition(self) -> PassRecord:
-        return replace(self, result=replace(self.result, recognition=None))
-
 
 @dataclass(frozen=True)
 class PipelineReport:
@@ -84,7 +81,7 @@ class PipelineReport:
     refused: str = ""
     decision: Decision = field(default_factory=Decision)
     fingerprint: str = ""
-    """Tells the captured graph apart from others."""
+    """Tells the captured graph apart from others; empty where nobody asks for it."""
     kind: str = EXACT
     """The kind of denoising step, with V-Major."""
 
@@ -94,7 +91,9 @@ class PipelineReport:
         """
         passes = self.passes
         if record.result.recognition is not None:
-            passes = tuple(item.without_recognition() for item in passes)
+            passes = tuple(
+                replace(item, result=replace(item.result, recognition=None)) for item in passes
+            )
         decision = replace(self.decision, **decided)
         return replace(self, passes=(*passes, record), decision=decision)
 
@@ -133,10 +132,8 @@ class Pipeline:
 
     def run(self, module: GraphModule, before: PipelineReport | None = None) -> PipelineReport:
         """Runs every stage on `module`, in place; `before` is the report of stages already run."""
-        if before is None:
-            before = self._begin(module)
-        report = before
-        for stage in self.stages if not before.refused else ():
+        report = before or self._begin(module)
+        for stage in self.stages if not report.refused else ():
             report = self._run_stage(stage, module, report)
         return report
 

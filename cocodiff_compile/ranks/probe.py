@@ -18,7 +18,7 @@ fails instead of hanging.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import fmean, median
@@ -81,15 +81,17 @@ def probe(
     """
     try:
         bench = _Bench(group_for_axes, topology, device, timedelta(seconds=collective_timeout_s))
-        readings = _first_readings(bench, FIRST_READINGS * budget_s)
-        open_sizes = [
-            size
-            for size in readings
-            if not _phases_are_slower(topology, bench.axes, readings[size][0])
-        ]
-        _more_readings(bench, {size: readings[size] for size in open_sizes}, budget_s)
+        return _probed(bench, topology, budget_s)
     except (RuntimeError, ValueError) as error:
         return Probed(topology, f"the probe failed, nothing was measured: {error}")
+
+
+def _probed(bench: _Bench, topology: Topology, budget_s: float) -> Probed:
+    readings = _first_readings(bench, FIRST_READINGS * budget_s)
+    open_sizes = [
+        size for size in readings if not _phases_are_slower(topology, bench.axes, readings[size][0])
+    ]
+    _more_readings(bench, {size: readings[size] for size in open_sizes}, budget_s)
     often = {
         size: all_
         for size, all_ in readings.items()
@@ -100,10 +102,7 @@ def probe(
         return Probed(topology, reason)
     # Few readings say more than none.
     alone = _curves(bench.axes, often if len(often) >= 2 else readings)
-    try:
-        concurrent = _concurrent_readings(bench, alone, budget_s)
-    except (RuntimeError, ValueError) as error:
-        return Probed(topology, f"the probe failed, nothing was measured: {error}")
+    concurrent = _concurrent_readings(bench, alone, budget_s)
     return Probed(replace(topology, measured=(*alone, *concurrent)))
 
 
@@ -235,9 +234,7 @@ class _Bench:
             for _ in range(repeats):
                 for index in sequence:
                     times[index].append(self._time(self._groups[index], buffer))
-        used_s = time.monotonic() - self._started
-        *agreed, self.used_s = self._agree([*map(fmean, times), used_s], self._timeout)
-        return agreed
+        return self._agree_on_reading(map(fmean, times))
 
     def read_concurrent(self, size_bytes: float) -> list[float]:
         """Returns the seconds of one of several concurrent exchanges along each of `axes`, without
@@ -253,6 +250,9 @@ class _Bench:
                 work.wait()
             torch.get_device_module(self._device).synchronize()
             times.append((time.monotonic() - begin) / IN_FLIGHT)
+        return self._agree_on_reading(times)
+
+    def _agree_on_reading(self, times: Iterable[float]) -> list[float]:
         used_s = time.monotonic() - self._started
         *agreed, self.used_s = self._agree([*times, used_s], self._timeout)
         return agreed
@@ -275,12 +275,9 @@ class _Bench:
         if group is None:
             _copy_twice(buffer, self._num_ranks)
         else:
-            self._exchange(group, buffer)
+            self._start(group, buffer)[0].wait()
         torch.get_device_module(self._device).synchronize()
         return time.monotonic() - begin
-
-    def _exchange(self, group: dist.ProcessGroup, buffer: Tensor) -> None:
-        self._start(group, buffer)[0].wait()
 
     def _start(self, group: dist.ProcessGroup, buffer: Tensor) -> tuple[dist.Work, Tensor]:
         """Starts an exchange into new memory, as a compiled graph does."""

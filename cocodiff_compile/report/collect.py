@@ -61,13 +61,16 @@ def save_decisions(reports: Iterable[GraphReport], path: str | Path) -> None:
     settings = [item.config.made_with(item.is_dry_run) for item in reports]
     if any(other != settings[0] for other in settings):
         raise UserError("the graphs were compiled with different options: save them one by one")
-    graphs = {
-        (item.report.fingerprint, item.report.kind): GraphDecision(
-            item.report.fingerprint, item.report.kind, item.report.decision
-        )
-        for item in reports
+    decisions = {
+        (item.report.fingerprint, item.report.kind): item.report.decision for item in reports
     }
-    write_decisions(GivenDecisions(settings[0], tuple(graphs.values())), Path(path))
+    graphs = tuple(GraphDecision(*key, decision) for key, decision in decisions.items())
+    write_decisions(GivenDecisions(settings[0], graphs), Path(path))
+
+
+def is_collecting() -> bool:
+    """Returns whether a `collect_reports` block is open."""
+    return bool(_listeners)
 
 
 def publish(report: GraphReport) -> None:

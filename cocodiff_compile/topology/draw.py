@@ -12,7 +12,7 @@ The layout is plain geometry (`_lay_out`), which tests check without matplotlib.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,8 +71,8 @@ def draw_topology(topology: Topology, path: Path) -> None:
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'cocodiff-compile[plots]'") from None
     machine = _lay_out(topology)
-    links = list(dict.fromkeys(axis.link for axis in topology.axes))
-    legend_height = 1.2 + 1.1 * (len(links) + bool(topology.measured))
+    colours = _colours(topology)
+    legend_height = 1.2 + 1.1 * (len(colours) + bool(topology.measured))
     width, height = max(machine.width, MIN_WIDTH) + 1, machine.height + legend_height + 2.2
     inch = min(0.42, 16 / width)
     figure = Figure(figsize=(width * inch, height * inch))
@@ -81,8 +81,8 @@ def draw_topology(topology: Topology, path: Path) -> None:
     axes.set_ylim(-legend_height, machine.height + 2.2)
     axes.axis("off")
     point = inch * 72
-    _draw_machine(axes, topology, machine, point)
-    _draw_words(axes, topology, machine, links, point)
+    _draw_machine(axes, topology, machine, colours, point)
+    _draw_words(axes, topology, machine, colours, point)
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     try:
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "cocodiff"}):
@@ -112,20 +112,13 @@ def _lay_out_box(topology: Topology, level: int, first_rank: int, x: float, y: f
     width, height = left + columns * step_x, count * step_y + HEADER
     rows = []
     for row in range(count):
-        places = range(row * columns, min(axis.size, (row + 1) * columns))
         below = y + height - HEADER - (row + 1) * step_y + BAR + GAP
-        rows.append(
-            tuple(
-                _lay_out_box(
-                    topology,
-                    level - 1,
-                    first_rank + index * stride,
-                    x + left + number * step_x,
-                    below,
-                )
-                for number, index in enumerate(places)
-            )
-        )
+        parts = []
+        for index in range(row * columns, min(axis.size, (row + 1) * columns)):
+            beside = x + left + (index - row * columns) * step_x
+            first = first_rank + index * stride
+            parts.append(_lay_out_box(topology, level - 1, first, beside, below))
+        rows.append(tuple(parts))
     return Placed(x, y, width, height, _label(topology, level, first_rank), axis, tuple(rows))
 
 
@@ -153,8 +146,9 @@ def _label(topology: Topology, level: int, first_rank: int) -> str:
     return f"{topology.axes[level].name} {topology.coordinates(first_rank)[level]}"
 
 
-def _draw_machine(axes: Axes, topology: Topology, machine: Placed, point: float) -> None:
-    colour = _colours(topology)
+def _draw_machine(
+    axes: Axes, topology: Topology, machine: Placed, colours: Mapping[Link, str], point: float
+) -> None:
     nics = _nics_per_part(topology)
     for depth, box in enumerate(machine.every()):
         if box.axis is None:
@@ -165,7 +159,7 @@ def _draw_machine(axes: Axes, topology: Topology, machine: Placed, point: float)
         _draw_box(axes, box, "#9aa3b2", shade, 0.05 * point)
         size = _fitting(box.label, 0.46, box.width - 2 * GAP) * point
         _write(axes, box.x + GAP, box.y + box.height - 0.45, box.label, size, weight="bold")
-        _draw_links(axes, box, colour[box.axis.link], nics[box.axis.name], point)
+        _draw_links(axes, box, colours[box.axis.link], nics[box.axis.name], point)
 
 
 def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -> None:
@@ -208,23 +202,22 @@ def _nics_per_part(topology: Topology) -> dict[str, int]:
 
 
 def _draw_words(
-    axes: Axes, topology: Topology, machine: Placed, links: list[Link], point: float
+    axes: Axes, topology: Topology, machine: Placed, colours: Mapping[Link, str], point: float
 ) -> None:
-    colour = _colours(topology)
     sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
     title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
     room = max(machine.width, MIN_WIDTH)
     size = _fitting(title, 0.75, room) * point
     _write(axes, 0, machine.height + 1.1, title, size, weight="bold")
-    for row, link in enumerate(links):
+    for row, (link, colour) in enumerate(colours.items()):
         y = -1.2 - 1.1 * row
-        axes.plot([0.1, 1.7], [y, y], color=colour[link], linewidth=_thickness(link) * point / 30)
+        axes.plot([0.1, 1.7], [y, y], color=colour, linewidth=_thickness(link) * point / 30)
         words = f"{link.name}: {_figures(link)}"
         _write(axes, 2.2, y, words, _fitting(words, 0.5, room - 2.2) * point)
     if topology.measured:
         words = _measured(topology)
         size = _fitting(words, 0.5, room) * point
-        _write(axes, 0.1, -1.2 - 1.1 * len(links), words, size)
+        _write(axes, 0.1, -1.2 - 1.1 * len(colours), words, size)
 
 
 def _measured(topology: Topology) -> str:
