@@ -20,13 +20,7 @@ import torch
 
 from cocodiff_compile.decide.decision_file import GivenDecisions, load_decisions
 from cocodiff_compile.errors import UserError, refuse_unknown
-from cocodiff_compile.given_values import (
-    has_text_keys,
-    is_one_of,
-    shown,
-    shown_keys,
-    whole_number,
-)
+from cocodiff_compile.given_values import has_text_keys, is_one_of, shown, shown_keys, whole_number
 from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology

@@ -31,12 +31,7 @@ from cocodiff_compile.ir.aten import bound, is_heavy, is_number, readers_of, sha
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.layout import divides
-from cocodiff_compile.ir.records import (
-    Declined,
-    Exchange,
-    Recognition,
-    UlyssesSite,
-)
+from cocodiff_compile.ir.records import Declined, Exchange, Recognition, UlyssesSite
 from cocodiff_compile.recognize.exchanges import view_path
 
 _MAX_REGION = 512

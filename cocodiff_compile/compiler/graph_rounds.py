@@ -9,11 +9,7 @@ from typing import Any
 
 from torch.fx import Graph
 
-from cocodiff_compile.compiler.compile_facts import (
-    captured_facts,
-    collective_groups,
-    planned_facts,
-)
+from cocodiff_compile.compiler.compile_facts import captured_facts, collective_groups, planned_facts
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.ir.records import Recognition

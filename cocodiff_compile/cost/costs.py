@@ -8,12 +8,7 @@ from typing import Literal
 
 from torch.fx import Node
 
-from cocodiff_compile.cost.exchanges import (
-    alone_seconds,
-    busy_seconds,
-    copy_seconds,
-    traffic,
-)
+from cocodiff_compile.cost.exchanges import alone_seconds, busy_seconds, copy_seconds, traffic
 from cocodiff_compile.cost.ops import hinted_bytes
 from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.devices.device import Device

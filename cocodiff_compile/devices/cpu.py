@@ -5,12 +5,7 @@ rank computes.
 from __future__ import annotations
 
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.devices.kind import (
-    DeviceKind,
-    MachineKind,
-    Transport,
-    why_not_built_in,
-)
+from cocodiff_compile.devices.kind import DeviceKind, MachineKind, Transport, why_not_built_in
 from cocodiff_compile.topology.axes import Link
 from cocodiff_compile.topology.presets import GB, MICROSECOND
 

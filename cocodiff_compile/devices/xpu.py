@@ -10,12 +10,7 @@ from typing import Any
 
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.installed import Installed, why_not_legacy
-from cocodiff_compile.devices.kind import (
-    DeviceKind,
-    MachineKind,
-    Transport,
-    why_not_built_in,
-)
+from cocodiff_compile.devices.kind import DeviceKind, MachineKind, Transport, why_not_built_in
 from cocodiff_compile.topology.presets import GB, MICROSECOND, SLINGSHOT, TILE, XE_LINK
 
 # 256 TFLOP/s is what a bf16 GEMM reaches on a tile, no peak; models reach a part of it.

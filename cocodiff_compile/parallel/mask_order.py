@@ -42,11 +42,7 @@ class JointMask:
 
 
 def interleave_ranks(
-    mask: torch.Tensor,
-    num_first: int,
-    num_second: int,
-    degree: int,
-    pads: tuple[int, int] = (0, 0),
+    mask: torch.Tensor, num_first: int, num_second: int, degree: int, pads: tuple[int, int] = (0, 0)
 ) -> torch.Tensor:
     """Reorders [..., degree * (first + second)] from all first before all second to rank by rank.
 

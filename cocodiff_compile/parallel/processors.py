@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from diffusers.hooks._helpers import AttentionProcessorRegistry
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.attention_processor import (
-    FusedJointAttnProcessor2_0,
-    JointAttnProcessor2_0,
-)
+from diffusers.models.attention_processor import FusedJointAttnProcessor2_0, JointAttnProcessor2_0
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor, apply_rotary_emb
 from diffusers.models.transformers.transformer_ltx2 import (
     LTX2AudioVideoAttnProcessor,

@@ -24,13 +24,7 @@ from diffusers.models.attention_dispatch import (
     _AttentionBackendRegistry,
 )
 
-from cocodiff_compile.parallel.token_padding import (
-    Span,
-    TokenPadding,
-    keep_rows,
-    missing,
-    pad_end,
-)
+from cocodiff_compile.parallel.token_padding import Span, TokenPadding, keep_rows, missing, pad_end
 
 _IS_OURS = "_cocodiff_accepts_uneven"
 

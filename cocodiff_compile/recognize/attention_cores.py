@@ -18,6 +18,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
 )
 from cocodiff_compile.ir.attention_ops import ATTENTION_OPS
+from cocodiff_compile.ir.records import Role
 from cocodiff_compile.recognize.walk import between, walk_back
 
 
@@ -48,6 +49,10 @@ class AttentionCore:
     is_causal: bool
     unsupported: str = ""
     """Why no pass may change it, whatever surrounds it."""
+
+    @property
+    def operands(self) -> dict[Role, Operand]:
+        return {"q": self.q, "k": self.k, "v": self.v}
 
 
 def find_attention_cores(graph: Graph) -> list[AttentionCore]:

@@ -11,7 +11,7 @@ from cocodiff_compile.ir.aten import ALL_TO_ALL, SLICING, WAIT, is_view
 from cocodiff_compile.ir.collectives import AllToAll, parse_all_to_all
 from cocodiff_compile.ir.parts import rejoined
 from cocodiff_compile.ir.records import Role
-from cocodiff_compile.recognize.attention_cores import AttentionCore, Operand
+from cocodiff_compile.recognize.attention_cores import AttentionCore
 from cocodiff_compile.recognize.walk import Reached, are_inputs, walk_back, walk_forward
 
 
@@ -52,8 +52,7 @@ class Surroundings:
         collectives: dict[Role, Node] = {}
         behind: list[AllToAll] = []
         from_outside: set[Role] = set()
-        operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
-        for role, operand in operands.items():
+        for role, operand in core.operands.items():
             reached = walk_back(operand.node)
             if are_inputs(reached):
                 from_outside.add(role)
@@ -85,12 +84,8 @@ class Surroundings:
 
 
 def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Node]:
-    waits = [
-        way.barrier
-        for way in reached
-        if way.barrier.target is WAIT and way.barrier not in exchanges.by_wait
-    ]
-    return [wait.all_input_nodes[0] for wait in waits]
+    waits = (way.barrier for way in reached if way.barrier.target is WAIT)
+    return [wait.all_input_nodes[0] for wait in waits if wait not in exchanges.by_wait]
 
 
 def before_views(node: Node) -> Node:

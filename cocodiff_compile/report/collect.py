@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.decide.decision_file import (
-    GivenDecisions,
-    GraphDecision,
-    write_decisions,
-)
+from cocodiff_compile.decide.decision_file import GivenDecisions, GraphDecision, write_decisions
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.pipeline.run_passes import PipelineReport
 

@@ -94,12 +94,7 @@ def step_seconds(graph: Graph, found: Recognition, costs: Costs) -> float:
     return list_schedule(graph_tasks(graph, found, costs).tasks).clock.now_s
 
 
-def _task(
-    node: Node,
-    needs: tuple[int, ...],
-    sites: Mapping[Node, int],
-    costs: Costs,
-) -> Task:
+def _task(node: Node, needs: tuple[int, ...], sites: Mapping[Node, int], costs: Costs) -> Task:
     make = functools.partial(Task, node.name, needs=needs, site=sites.get(node, NO_SITE))
     if node.target is WAIT:
         # Waiting again for what was waited for is none.

@@ -36,13 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.given_values import (
-    has_text_keys,
-    number,
-    shown,
-    shown_keys,
-    whole_number,
-)
+from cocodiff_compile.given_values import has_text_keys, number, shown, shown_keys, whole_number
 from cocodiff_compile.topology.axes import MAX_RANKS, Axis, Link, Topology
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.rank_graph import Box, fold, graph_of_boxes

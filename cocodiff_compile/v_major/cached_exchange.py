@@ -277,11 +277,7 @@ def _update_rows(
 
 
 def new_input(
-    graph: Graph,
-    name: str,
-    shape: tuple[int, ...],
-    like: Node,
-    dtype: torch.dtype | None = None,
+    graph: Graph, name: str, shape: tuple[int, ...], like: Node, dtype: torch.dtype | None = None
 ) -> Node:
     """Appends a placeholder after all others."""
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Lock
 from types import MethodType
 from typing import Any
@@ -68,7 +69,7 @@ class StepRecord:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    return sum(item.numel() * item.element_size() for item in tensors)
+    return sum(item.nbytes for item in tensors)
 
 
 class Weights:
@@ -282,22 +283,18 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
     def end_step(*_args: Any, **_kwargs: Any) -> None:
         run.step()
 
-    for name, then in (
-        ("set_timesteps", begin),
-        ("set_begin_index", begin_at),
-        ("step", end_step),
-    ):
+    for name, then in (("set_timesteps", begin), ("set_begin_index", begin_at), ("step", end_step)):
         if hasattr(scheduler, name):
             _follow_method(_Followed, scheduler, name, run, then, stack)
     if run.num_steps is None and getattr(scheduler, "num_inference_steps", None):
         run.num_steps = len(scheduler.timesteps)
-    modules = list(dict.fromkeys(map(_original, _modules(pipe))))
+    modules = _modules(pipe)
     if not modules:
         raise UserError(
             f"denoising({type(pipe).__name__}): the pipeline has no model; use "
             "denoising(num_steps=...) and call .step() after each step"
         )
-    tensors = (item for module in modules for item in _own_tensors(module))
+    tensors = (t for module in modules for t in chain(module.parameters(), module.buffers()))
     run.owners = {id(item): weakref.ref(item) for item in tensors}
     for module in modules:
         if hasattr(module, "cache_context"):
@@ -307,17 +304,8 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
 def _modules(pipe: Any) -> list[nn.Module]:
     """Returns all models of a pipeline. Only those that are compiled with v_major use the block."""
     components = getattr(pipe, "components", None) or vars(pipe)
-    return [item for item in components.values() if isinstance(item, nn.Module)]
-
-
-def _original(module: nn.Module) -> nn.Module:
-    original: nn.Module = getattr(module, "_orig_mod", module)
-    return original
-
-
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+    modules = [item for item in components.values() if isinstance(item, nn.Module)]
+    return list(dict.fromkeys(getattr(module, "_orig_mod", module) for module in modules))
 
 
 class _Followed:

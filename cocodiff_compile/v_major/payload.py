@@ -66,17 +66,12 @@ class Payload:
         if len(set(self.bits)) == 1:
             bits = _shown_bits(self.bits[0])
         else:
-            named = (
-                f"{role.upper()} {_shown_bits(width)}" for role, width in self.bits_of().items()
-            )
-            bits = ", ".join(named)
-        output = ", O too" if self.reuses_output else ""
-        skipped_share = (
-            f"{self.skipped_share:.0%} of tokens skipped{output}" if self.skipped_share else ""
-        )
-        return ", ".join(
-            filter(None, (bits, skipped_share, "intra-coded" if self.is_intra_coded else ""))
-        )
+            bits = ", ".join(f"{r.upper()} {_shown_bits(b)}" for r, b in self.bits_of().items())
+        parts = [bits]
+        if self.skipped_share:
+            output = ", O too" if self.reuses_output else ""
+            parts.append(f"{self.skipped_share:.0%} of tokens skipped{output}")
+        return ", ".join([*parts, *["intra-coded"] * self.is_intra_coded])
 
 
 def _shown_bits(bits: int) -> str:

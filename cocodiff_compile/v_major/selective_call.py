@@ -216,15 +216,16 @@ class SelectiveCall:
         """Returns the mean and the worst drift of the last step's calls on this rank. Calls with
         another payload than the step's, which are new in it, do not count.
         """
-        drifts = [
+        if last is None or last.payload.is_uncompressed:
+            return None, 0.0
+        measured = [
             item.drift
             for item in self._own_caches(run)
-            if last is not None
-            and item.steps_taken == last.steps_taken
+            if item.steps_taken == last.steps_taken
             and item.last_payload == last.payload
+            and item.drift is not None
         ]
-        measured = [drift for drift in drifts if drift is not None]
-        if not measured or last is None or last.payload.is_uncompressed:
+        if not measured:
             return None, 0.0
         means, worst = torch.stack(measured).unbind(1)
         return float(means.mean()), float(worst.amax())

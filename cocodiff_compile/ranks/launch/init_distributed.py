@@ -36,9 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def init_distributed(
-    backend: str | None = None,
-    device: str | None = None,
-    timeout: timedelta | None = None,
+    backend: str | None = None, device: str | None = None, timeout: timedelta | None = None
 ) -> torch.device:
     """Joins the ranks that torchrun, mpiexec or srun started. Returns this rank's device, which it
     makes the current one.
