@@ -184,9 +184,7 @@ def _check_debug_dir(key: str, value: object) -> Path | None:
 
 
 def _path(value: object) -> Path | None:
-    """Returns the path that text or a path object stands for; None for anything else, and for empty
-    text.
-    """
+    """Returns the path that text or a path object stands for; None for all else and empty text."""
     if not isinstance(value, (str, os.PathLike)):
         return None
     try:

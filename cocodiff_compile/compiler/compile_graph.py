@@ -60,9 +60,7 @@ def compile_for_dynamo(
     mode: str | None,
     generate: Generate,
 ) -> Any:
-    """Compiles what Dynamo captured, with `generate` for the code. If that fails, the other ranks
-    are told.
-    """
+    """Compiles what Dynamo captured. If that fails, the other ranks are told."""
     with reports_failures():
         config = CompileConfig.from_options(options)
         return compile_graph(gm, example_inputs, config, generate, mode)

@@ -57,9 +57,7 @@ class GraphRounds:
             self.rounds.compare("planned", facts)
 
     def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:
-        """Returns what calls of the graph communicate, as the passes left it; None if there is
-        nobody to compare it with.
-        """
+        """Returns what calls of the graph communicate; None with nobody to compare it with."""
         if not self.groups:
             return None
         planned = planned_facts(graph, found, self.sizes)

@@ -54,9 +54,7 @@ class Costs:
         return size_bytes
 
     def route(self, group: str) -> tuple[str, tuple[str, ...]] | None:
-        """Returns the Ulysses group on whose machine `group` runs, and the axes it runs along; None
-        for a group of another kind.
-        """
+        """Returns the Ulysses group whose machine `group` runs on, and its axes; None if none."""
         for name, machine in self.machines.items():
             axes_of = {own: axes for axes, own in machine.groups.items()}
             axes = machine.topology.axis_names if group == name else axes_of.get(group)

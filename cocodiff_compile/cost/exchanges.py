@@ -59,9 +59,7 @@ def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -
 
 
 def alone_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
-    """Returns the time of one phase as `phase_seconds` does, but by any measurement there is, also
-    for sizes far beyond it.
-    """
+    """Returns the time of one phase, by a measurement of whatever size if there is one."""
     if measured := topology.measured_along(phase, size_bytes, any_size=True):
         return measured.seconds(size_bytes)
     return phase_seconds(topology, phase, size_bytes)

@@ -78,9 +78,7 @@ def _part(task: Task, count: int, cost_of: CostOf, launch_s: float) -> Task:
 
 @dataclass(frozen=True)
 class ChunkChoice:
-    """Holds the chosen number of chunks of each attention, the estimated time, and what was
-    compared.
-    """
+    """Holds the number of chunks of each attention, the estimated time, and what was compared."""
 
     counts: dict[int, int]
     seconds: float

@@ -1,6 +1,4 @@
-"""Describes ranks that compute on a CPU and communicate over gloo, whose threads send while the
-rank computes.
-"""
+"""Describes ranks on CPUs that communicate over gloo, whose threads send while a rank computes."""
 
 from __future__ import annotations
 

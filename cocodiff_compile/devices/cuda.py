@@ -1,6 +1,4 @@
-"""Describes NVIDIA GPUs over NCCL. It was never run: all figures are from documentation and
-source.
-"""
+"""Describes NVIDIA GPUs over NCCL. It was never run: all figures are from documents and source."""
 
 from __future__ import annotations
 

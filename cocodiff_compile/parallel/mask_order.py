@@ -30,9 +30,7 @@ from cocodiff_compile.parallel.token_padding import IMAGE, TEXT, TokenPadding
 
 @dataclass(frozen=True)
 class JointMask:
-    """Describes where a joint mask enters. `module` may be a ModuleList, which means each of its
-    modules.
-    """
+    """Describes where a joint mask enters: at `module`, or at each module of a ModuleList."""
 
     module: str
     text_first: bool
@@ -72,9 +70,7 @@ def extend_mask(mask: torch.Tensor, pad: int) -> torch.Tensor:
 def mask_hooks(
     model: nn.Module, masks: Sequence[JointMask], padding: TokenPadding
 ) -> list[KeyedHook]:
-    """Returns hooks for the modules that `masks` name; they run after the hooks that split the
-    tokens.
-    """
+    """Returns hooks for the modules that `masks` name; they run after tokens are split."""
     hooks: list[KeyedHook] = []
     for joint in masks:
         module = model.get_submodule(joint.module)

@@ -110,9 +110,7 @@ class Preparation(TokenHook):
         self._seen = self._snapshot()
 
     def _give_configs(self, plan: ModelPlan) -> None:
-        """Gives every attention that exchanges heads its groups, and the streams that its keys
-        consist of.
-        """
+        """Gives every attention that exchanges heads its groups, and the streams of its keys."""
         for name, module in self._model.named_modules():
             processor: Any = getattr(module, "processor", None)
             if not hasattr(processor, "_parallel_config") or plan.is_whole(name):
@@ -158,9 +156,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _watched(model: nn.Module, hooked: list[nn.Module]) -> Iterator[nn.Module]:
-    """Returns the attentions with their projections, the hooked modules, and all modules that
-    contain them.
-    """
+    """Returns the attentions with their projections, the hooked modules, and all around them."""
     by_name = dict(model.named_modules())
     names = {name for name, module in by_name.items() if module in hooked}
     for name, module in by_name.items():

@@ -28,9 +28,7 @@ _GRADIENTS_ARE_ON = (
 
 
 def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
-    """Raises ValueError if a plan names a module, or an argument of its forward, that does not
-    exist.
-    """
+    """Raises ValueError if a plan names a module, or an argument of it, that does not exist."""
     for pattern, entry in shards.items():
         names = [k for k in entry if isinstance(k, str)] if isinstance(entry, Mapping) else []
         for module in _modules(model, pattern):
@@ -154,18 +152,14 @@ class SplitTokensHook(TokenHook):
         return tuple(shares)
 
     def _note(self, key: Any, value: Any, split: Any) -> None:
-        """Records how many tokens a stream has in this call, for the attentions and the gathering
-        hook.
-        """
+        """Records a stream's tokens in this call, for the attentions and the gathering hook."""
         stream = None if self.streams is None else self.streams[key]
         if stream is not None:
             num_tokens = value.shape[split.split_dim] if _is_split(value, split) else None
             self.padding.set(stream, num_tokens)
 
     def _is_alike_for_all(self, name: str, value: Any, split: Any) -> bool:
-        """Returns whether one entry, such as a timestep, serves all tokens and is no token
-        itself.
-        """
+        """Returns whether one entry, such as a timestep, serves all tokens and is no token."""
         is_stream = self.streams is None or self.streams[name] is not None
         return not is_stream and _is_split(value, split) and value.shape[split.split_dim] == 1
 

@@ -46,9 +46,7 @@ class UlyssesConfig(ParallelConfig):  # type: ignore[misc]
     """The streams whose shares make up a rank's keys, in order; None if unknown."""
 
     def has_padded_keys(self) -> bool:
-        """Returns whether keys are padded. Raises ValueError if some tokens are padded and that is
-        unknown.
-        """
+        """Returns whether keys are padded. Raises ValueError if that is unknown and tokens are."""
         if self.key_streams is not None:
             return self.padding.is_padded(self.key_streams)
         if self.padding.is_padded(self.padding.streams):
@@ -61,9 +59,7 @@ class UlyssesConfig(ParallelConfig):  # type: ignore[misc]
 
 
 def accept_uneven() -> None:
-    """Wraps every attention backend of diffusers that can run Ulysses, once per backend and
-    process.
-    """
+    """Wraps every attention backend of diffusers that can run Ulysses, once in a process."""
     registry = _AttentionBackendRegistry
     for value in sorted(registry._supports_context_parallel):
         name = AttentionBackendName(value)

@@ -50,9 +50,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Stage:
-    """A place in the pipeline. `choose` looks at the graph and says what is done to it; None where
-    the stage is turned off.
-    """
+    """A place in the pipeline. `choose` says what is done to a graph; None if it is turned off."""
 
     name: str
     choose: Callable[[Graph, Recognition], Chosen | None]

@@ -1,6 +1,4 @@
-"""Finds the topology of a live process group: detects it, then measures it or reads it from the
-cache.
-"""
+"""Finds the topology of a live group: detects it, then measures it or reads it from the cache."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def live_topology_under_launcher() -> LiveTopology:
 
 
 def live_topology(device: torch.device, group: Any = None, budget_s: float = 2.0) -> LiveTopology:
-    """Returns the same topology on each rank. All ranks of the group, by default the world, must
-    call this.
-    """
+    """Returns the same topology on each rank of the group, by default the world; all call this."""
     ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     if len(ranks) < 2:
         raise UserError("'auto' needs two ranks or more; the group has 1")

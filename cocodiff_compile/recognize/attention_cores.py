@@ -34,9 +34,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """Describes one attention: its operands by role, the tensor it returns, and the token dim of
-    that tensor.
-    """
+    """Describes one attention: its operands by role, and the tensor that it returns."""
 
     form: Literal["fused", "decomposed"]
     nodes: tuple[Node, ...]

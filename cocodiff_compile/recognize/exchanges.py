@@ -31,9 +31,7 @@ class Exchanges:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Holds the exchanges that an attention reads from, per role, and those that its result goes
-    into.
-    """
+    """Holds the exchanges that an attention reads from, per role, and those it writes to."""
 
     ways_in: Mapping[Role, list[Reached]]
     ways_out: list[Reached]
@@ -105,9 +103,7 @@ def view_path(source: Node, end: Node) -> tuple[Node, ...]:
 
 
 def views_after(wait: Node) -> tuple[Node, ...]:
-    """Returns the chain of views that a result runs through; of several readers, the first that is
-    a view.
-    """
+    """Returns the chain of views that a result runs through, the first view of several."""
     path = [wait]
     while ahead := _next_view(path[-1]):
         path += ahead
@@ -115,9 +111,7 @@ def views_after(wait: Node) -> tuple[Node, ...]:
 
 
 def _next_view(node: Node) -> tuple[Node, ...]:
-    """Returns the path to the next view of all of `node`: a reader, or a concatenation of all its
-    parts.
-    """
+    """Returns the path to the next view of all of `node`: a reader, or all its parts joined."""
     for reader in node.users:
         if is_view(reader):
             return (reader,)

@@ -1,6 +1,4 @@
-"""Finds the GEMMs before an input exchange and after an output exchange, and the columns of a fused
-GEMM that belong to a leg.
-"""
+"""Finds the GEMMs around exchanges, and the columns of a fused one that belong to a leg."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ def projections_after(wait: Node) -> tuple[Projection, ...]:
 
 
 def _owners(source: Node, part: Cut | None) -> list[Node]:
-    """Returns the operands of a packing concatenation that `part` covers; `source` itself if there
-    are none.
-    """
+    """Returns the operands of a packing concatenation that `part` covers, else `source` itself."""
     if part is None or not is_concatenation(source):
         return [source]
     tensors = bound(source)["tensors"]
@@ -71,8 +67,6 @@ def _projection(reached: Reached, part: Cut | None) -> Projection:
 
 
 def _without_modulation(projections: tuple[Projection, ...], batch: Size) -> tuple[Projection, ...]:
-    """Drops GEMMs with one row per sample if others have more rows: they compute scales, not
-    projections.
-    """
+    """Drops GEMMs with one row per sample if others have more: they compute scales."""
     tokens = tuple(item for item in projections if not same(item.rows, batch))
     return tokens or projections

@@ -109,9 +109,7 @@ def _token_rows(received: Dims, tokens: tuple[Factor, ...]) -> tuple[int, int] |
 
 
 def _before_dropping(unpacked: Traced, gather_dim: int) -> tuple[Node, Dims]:
-    """Returns the last tensor with everything that was received, before padded rows are dropped
-    from it.
-    """
+    """Returns the last tensor with all that was received, before padded rows are dropped."""
     for step in unpacked.narrowed_in(gather_dim):
         return step.node, step.dims
     return unpacked.node, unpacked.dims
@@ -222,9 +220,7 @@ def _exchange(all_to_all: AllToAll, packed: Traced, num_ranks: int) -> tuple[Fac
 
 
 def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
-    """Returns the dim that holds the sending rank, which must be the outer part of the gathered
-    dim.
-    """
+    """Returns the dim that holds the sending rank, which must be its outer part."""
     dim = layout.dim_of(dims, RANK)
     if dim is None or dims[dim][0].source != RANK:
         raise Refused(

@@ -35,9 +35,7 @@ _listeners: list[list[GraphReport]] = []
 
 @contextmanager
 def collect_reports() -> Iterator[list[GraphReport]]:
-    """Collects a report of every graph that backend "cocodiff" compiles inside of the block, in
-    order.
-    """
+    """Collects a report of every graph that backend "cocodiff" compiles inside of the block."""
     reports: list[GraphReport] = []
     _listeners.append(reports)
     try:

@@ -114,9 +114,7 @@ def _ms(seconds: float) -> float:
 
 
 def total_bytes(site: UlyssesSite) -> int:
-    """Returns the bytes that a rank puts into this site's exchanges; symbolic sizes are those of
-    the first compilation.
-    """
+    """Returns the bytes that a rank puts into this site's exchanges, as first compiled."""
     return sum(optimization_hint(exchange.size_bytes) for exchange in site.exchanges)
 
 
@@ -198,9 +196,7 @@ def format_graph(summary: dict[str, Any]) -> str:
 
 
 def format_schedule(summary: dict[str, Any]) -> str:
-    """Returns a table of the estimated effect of the order on each site, and of the work that its
-    exchanges overlap with.
-    """
+    """Returns a table of what the order does to each site, and what its exchanges hide behind."""
     schedule = summary["schedule"]
     rows = []
     for index, site in enumerate(summary["sites"]):

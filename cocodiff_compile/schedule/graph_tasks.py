@@ -162,9 +162,7 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
 
 
 def _has_other_effect(node: Node) -> bool:
-    """Returns whether a node must stay in order with others like it: it draws random numbers, or
-    copies into an input.
-    """
+    """Returns whether a node must keep its order: it draws numbers or copies into an input."""
     if node.target in FUSED_ATTENTION and not parse_fused_attention(node).has_dropout:
         return False  # draws no random numbers
     return node.is_impure() and node.target is not WAIT and not is_collective(node)

@@ -23,9 +23,7 @@ from cocodiff_compile.cost.clock import Clock
 from cocodiff_compile.cost.tasks import Tasks, as_bits, closures, places
 
 STARTS_AHEAD = 20
-"""How many exchanges that are not started yet are looked at: those of an attention in four chunks,
-and a few of the next.
-"""
+"""How many coming exchanges are looked at: an attention's in four chunks, and some of the next."""
 TASKS_AHEAD = 48
 ALIKE = 1.1
 MUCH_LESS = 0.5

@@ -28,9 +28,7 @@ class Link:
     both_ways_bytes_per_s: float
     latency_s: float
     ranks_per_link: float = 1
-    """The ranks that share one link of this class when all of them communicate at once, as on a
-    NIC.
-    """
+    """The ranks that share one link of this class when all communicate at once, as on a NIC."""
     unaligned_from_bytes: float | None = None
     """The size per rank above which traffic of neighbours to different partners slows this link
     down by 1 + log2(size / this); None: it does not.
@@ -48,9 +46,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Topology:
-    """A topology is a machine whose ranks fill the product of its axes; `axes[0]` is the
-    innermost.
-    """
+    """A topology is a machine whose ranks fill the product of its axes, the innermost first."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -90,9 +86,7 @@ class Topology:
     def measured_along(
         self, names: Iterable[str], size_bytes: float, in_flight: int = 1, any_size: bool = False
     ) -> MeasuredPhase | None:
-        """Returns the measurement along exactly these axes, if it covers the size or `any_size` is
-        set.
-        """
+        """Returns the measurement along exactly these axes that covers the size, or `any_size`."""
         wanted = set(names)
         return next(
             (

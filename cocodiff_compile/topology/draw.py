@@ -39,9 +39,7 @@ GAP, HEADER, BAR = 0.45, 0.75, 0.8
 
 @dataclass(frozen=True)
 class Placed:
-    """Holds the geometry of a box (or, without an axis, of one rank): its lower left corner, its
-    size and its parts.
-    """
+    """Holds the geometry of a box, or without an axis of a rank, from its lower left corner."""
 
     x: float
     y: float
@@ -97,9 +95,7 @@ def _lay_out(topology: Topology) -> Placed:
 
 
 def _lay_out_box(topology: Topology, level: int, first_rank: int, x: float, y: float) -> Placed:
-    """Returns the box of `level` axes whose lowest rank is `first_rank`; with no axes, that
-    rank.
-    """
+    """Returns the box of `level` axes whose lowest rank is `first_rank`; with none, that rank."""
     if level == 0:
         return Placed(x, y, 1.0, 1.0, str(first_rank))
     axis = topology.axes[level - 1]
@@ -123,9 +119,7 @@ def _lay_out_box(topology: Topology, level: int, first_rank: int, x: float, y: f
 
 
 def _columns(size: int, part: Placed, level: int) -> int:
-    """Returns the number of parts per row that comes nearest to the wanted shape; up to 6 ranks
-    stay in one row.
-    """
+    """Returns the parts per row that come nearest to LANDSCAPE; up to 6 ranks stay in one row."""
     if level == 1 and size <= 6:
         return size
 
@@ -138,9 +132,7 @@ def _columns(size: int, part: Placed, level: int) -> int:
 
 
 def _label(topology: Topology, level: int, first_rank: int) -> str:
-    """Returns the name of a box, which is one position on the next outer axis: the second of two
-    nodes is `node 1`.
-    """
+    """Returns the name of a box, its position on the next outer axis: `node 1` is the second."""
     if level == len(topology.axes):
         return ""
     return f"{topology.axes[level].name} {topology.coordinates(first_rank)[level]}"
@@ -163,9 +155,7 @@ def _draw_machine(
 
 
 def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -> None:
-    """Draws a bar below each row of parts, stubs (through NICs) up to them, and a trunk that joins
-    rows.
-    """
+    """Draws a bar below each row of parts, stubs up to them, and a trunk that joins rows."""
     assert box.axis is not None
     line: dict[str, Any] = {"color": colour, "linewidth": _thickness(box.axis.link) * point / 30}
     trunk = box.x + GAP
@@ -190,9 +180,7 @@ def _stubs(part: Placed, nics: int) -> list[float]:
 
 
 def _nics_per_part(topology: Topology) -> dict[str, int]:
-    """Returns how many links of an axis leave each of the boxes it joins: its NICs, or one per
-    rank.
-    """
+    """Returns how many links of an axis leave each box it joins: its NICs, or one per rank."""
     graph = rank_graph(topology)
     counts = {}
     for axis in topology.axes:

@@ -58,9 +58,7 @@ MAX_LISTED_RANKS = 16_384
 
 
 def load_topology(path: Path) -> Topology:
-    """Returns the topology in a file. Raises UserError with the file, the field and what is
-    allowed.
-    """
+    """Returns the topology in a file. Raises UserError with file, field and what is allowed."""
     try:
         return parse_topology(read_plain_data(path))
     except UserError as error:
@@ -90,9 +88,7 @@ def parse_topology(data: object) -> Topology:
 
 
 def topology_data(topology: Topology) -> dict[str, Any]:
-    """Returns plain data that `parse_topology` turns back into an equal topology, through JSON as
-    well.
-    """
+    """Returns plain data that `parse_topology` turns into an equal topology, even through JSON."""
     links = {
         axis.link.name: {
             field: value
@@ -228,9 +224,7 @@ def _span(text: str) -> range | None:
 
 
 def _refuse_rank_twice(boxes: list[Box]) -> None:
-    """Raises UserError if two boxes of one link share a rank, since they would silently become one
-    box.
-    """
+    """Raises UserError if two boxes of one link share a rank: they would become one box."""
     times = Counter((box.link.name, rank) for box in boxes for rank in box.ranks)
     for (link, rank), count in times.items():
         if count > 1:
@@ -267,9 +261,7 @@ def _known_link(what: str, name: object, links: Mapping[str, Link]) -> Link:
 
 
 def _positive(what: str, value: object) -> float:
-    """Returns a number within bounds that keep the products and quotients of costs from
-    overflowing.
-    """
+    """Returns a number within bounds that keep products and quotients from overflowing."""
     checked = number(value)
     if checked is None or not LEAST <= checked <= MOST:
         raise UserError(

@@ -29,9 +29,7 @@ REACH = 4
 
 @dataclass(frozen=True)
 class MeasuredPhase:
-    """Holds the seconds of a phase along `axes`; along no axis, those of the copies between two
-    phases.
-    """
+    """Holds the seconds of a phase along `axes`; along none, of the copies between two phases."""
 
     axes: tuple[str, ...]
     points: Points

@@ -25,9 +25,7 @@ from cocodiff_compile.topology.axes import Axis, Link, Topology
 
 @dataclass(frozen=True)
 class Box:
-    """A box is a set of ranks that links of one class join; `axis` names its level of the
-    machine.
-    """
+    """A box is a set of ranks that links of one class join; `axis` names its level."""
 
     axis: str
     link: Link
@@ -72,9 +70,7 @@ def graph_of_boxes(
 
 
 def _parts(box: Box, entered: Mapping[int, Sequence[tuple[int, Box]]]) -> list[tuple[int, ...]]:
-    """Returns the ranks of a box grouped by the largest smaller box around each; a group may share
-    NICs.
-    """
+    """Returns the ranks of a box by the largest smaller box around each; they may share NICs."""
     inside = set(box.ranks)
     parts: dict[int, tuple[int, ...]] = {}
     for rank in box.ranks:
@@ -128,9 +124,7 @@ def fold(graph: nx.Graph[object]) -> Topology:
 
 
 def _levels(graph: nx.Graph[object]) -> list[list[Box]]:
-    """Returns the boxes of each link class, small boxes first; of equal sizes the faster class
-    first.
-    """
+    """Returns the boxes of each link class, small ones first; of equal sizes the faster first."""
     edges: dict[Link, list[tuple[object, object]]] = {}
     link: Link
     for one, other, link in graph.edges(data="link"):

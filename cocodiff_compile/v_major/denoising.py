@@ -73,9 +73,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 class Weights:
-    """Watches whether the weights of a call still exist, since new tensors may reuse the identities
-    of freed ones.
-    """
+    """Watches whether the weights of a call still exist: new tensors may reuse identities."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.exist = True
@@ -193,15 +191,11 @@ class Denoising:
 
     @property
     def is_current(self) -> bool:
-        """Returns whether the caller runs inside of this block or of one nested in it. Other
-        threads do not.
-        """
+        """Returns whether the caller, of this thread, is inside of this block or a nested one."""
         return any(run is self for run in _blocks())
 
     def owns(self, args: Sequence[Any]) -> bool:
-        """Returns whether a call with these arguments is one of a model that this block applies
-        to.
-        """
+        """Returns whether a call with these arguments is of a model this block applies to."""
         owners = self.owners
         if owners is None:
             return True
@@ -223,9 +217,7 @@ def is_denoising() -> bool:
 
 
 def current_denoising(args: Sequence[Any]) -> Denoising | None:
-    """Returns the `Denoising` of the innermost block to which a call with these arguments
-    belongs.
-    """
+    """Returns the `Denoising` of the innermost block that a call with these arguments is in."""
     return next((run for run in _blocks() if run.owns(args)), None)
 
 
@@ -274,9 +266,7 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
         run.reset(len(scheduler.timesteps))
 
     def begin_at(begin_index: int = 0) -> None:
-        """Adjusts the number of steps of a picture that begins in the middle of the schedule (image
-        to image).
-        """
+        """Adjusts the number of steps where a picture begins in mid-schedule (image to image)."""
         if scheduler.timesteps is not None:
             run.num_steps = run.current_step + len(scheduler.timesteps) - begin_index
 
@@ -339,9 +329,7 @@ class _Followed:
 
 
 class _Branching(_Followed):
-    """Wraps a method that returns a context manager; the contexts of the blocks last as long as it
-    does.
-    """
+    """Wraps a method that returns a context manager; the blocks' contexts last as long."""
 
     @contextmanager
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:

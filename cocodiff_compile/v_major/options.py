@@ -52,9 +52,7 @@ class VMajorOptions:
     the other tokens only and O's exchange carries only theirs.
     """
     select_per_stream: bool = False
-    """Whether tokens are selected from each stream (text and image, say) separately instead of from
-    all tokens of a rank together.
-    """
+    """Whether tokens are selected per stream (text, image) instead of from all together."""
     compute_unsent: bool = False
     """Whether Q and K of skipped tokens are computed although they are not sent."""
     layers: tuple[float, ...] = ()

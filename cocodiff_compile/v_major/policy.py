@@ -1,6 +1,4 @@
-"""Chooses the payload of each denoising step, by pure functions of the step and of numbers that all
-ranks share.
-"""
+"""Chooses the payload of each denoising step, from the step and numbers that all ranks share."""
 
 from __future__ import annotations
 
@@ -134,9 +132,7 @@ class Adaptive:
         return next(map(Payload.uniform, enough), UNCOMPRESSED)
 
     def _is_allowed(self, lost: float, worst: float, allowed: float) -> bool:
-        """Returns whether the loss is allowed. An unknown loss is not: NaN is not less than
-        anything.
-        """
+        """Returns whether the loss is allowed; an unknown one, which is NaN, is not."""
         return lost <= allowed and worst <= allowed * 10 ** (self.worst_db / 10)
 
     def _allowed(self, progress: float) -> float:

@@ -12,9 +12,7 @@ from cocodiff_compile.ranks.agreement.world import ranks_are_real
 
 @contextmanager
 def reports_failures() -> Iterator[None]:
-    """Wraps one attempt to compile. If it raises, the ranks that wait for this one raise as
-    well.
-    """
+    """Wraps one attempt to compile. If it raises, the ranks that wait for this one raise too."""
     if not ranks_are_real():
         yield
         return

@@ -117,9 +117,7 @@ def round_key(ranks: Ranks, number: int, stage: str, rank: int) -> str:
 
 
 def asked_key(ranks: Ranks, number: int, calls: int) -> str:
-    """Returns the key that is set while a rank that has begun `calls` calls over the group waits in
-    a round.
-    """
+    """Returns the key that is set while a rank waits in a round after `calls` calls."""
     return f"cocodiff/{group_key(ranks)}/{number}/asked after {calls}"
 
 
@@ -143,9 +141,7 @@ def difference_of(keys: Mapping[int, str]) -> str:
 
 
 def first_difference(facts: Mapping[int, Facts]) -> str:
-    """Returns the first fact on which a rank differs from the first rank, as a sentence; an empty
-    string if there is none.
-    """
+    """Returns the first fact that differs from the first rank's, as a sentence; empty if none."""
     first, *others = facts
     ours: dict[str, str] = dict(facts[first])
     for rank in others:

@@ -47,9 +47,7 @@ EXIT_LINGER_S = 5.0
 
 
 class _Watch:
-    """Watches one world and ends with it. It holds no reference to the store, which would outlive
-    the world.
-    """
+    """Watches one world and ends with it. It holds no store, which would outlive the world."""
 
     def __init__(self) -> None:
         self._world: Any = weakref.ref(dist.group.WORLD)
@@ -130,18 +128,14 @@ def watched(ranks: Ranks) -> Iterator[None]:
 
 
 def _close_with_the_store(own: RankState, error: Exception) -> None:
-    """Closes the running groups of rank 0 when the store is gone, since rank 0 or the launcher has
-    ended.
-    """
+    """Closes the running groups of rank 0 when the store is gone, and with it its process."""
     for ranks, group in list(own.groups.items()):
         if group.running_since is not None and 0 in ranks and not group.closed:
             _close(ranks, store_is_gone(error))
 
 
 def find_cause(ranks: Ranks, calls: int) -> str:
-    """Returns why the last of `calls` calls over a group can never end, as other ranks report; an
-    empty string if none does.
-    """
+    """Returns why the last call over a group can never end, as others report; empty if unknown."""
     if failure := failure_of(ranks, calls):
         return str(failure)
     if cause := closed_by_others(ranks):

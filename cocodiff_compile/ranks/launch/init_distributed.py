@@ -58,9 +58,7 @@ def init_distributed(
 
 
 def take_device(asked: str | None = None) -> torch.device:
-    """Returns this rank's device, by its local rank, and makes an accelerator the current
-    device.
-    """
+    """Returns this rank's device, by its local rank, and makes an accelerator the current one."""
     device = rank_device(asked)
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
@@ -86,9 +84,7 @@ def join_ranks(
     rank: int = -1,
     num_ranks: int = -1,
 ) -> None:
-    """Calls init_process_group with the transport chosen for the device; other arguments are passed
-    on.
-    """
+    """Calls init_process_group with the transport of the device; the rest is passed on."""
     installed = installed_here()
     kind = choose_device(installed, device)
     transport = choose_transport(kind, installed, backend)
