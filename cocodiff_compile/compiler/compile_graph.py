@@ -44,7 +44,7 @@ from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.fingerprint import fingerprint
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.pipeline.run_passes import Pipeline
-from cocodiff_compile.ranks.agreement.attempts import reports_failures
+from cocodiff_compile.ranks.agreement.watch import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.report.collect import is_collecting
 from cocodiff_compile.say_once import say_once

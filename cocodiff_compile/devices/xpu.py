@@ -6,10 +6,11 @@ It was never run: all figures are from documentation and source (docs/xpu.md).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.devices.installed import Installed, why_not_legacy
+from cocodiff_compile.devices.installed import why_not_legacy
 from cocodiff_compile.devices.kind import DeviceKind, MachineKind, Transport, why_not_built_in
 from cocodiff_compile.topology.presets import GB, MICROSECOND, SLINGSHOT, TILE, XE_LINK
 
@@ -26,10 +27,6 @@ AURORA_TILE = Device(
 )
 
 
-def _why_not_ccl(installed: Installed) -> str:
-    return why_not_legacy("oneccl-bind-pt", installed)
-
-
 def _card(properties: Any) -> str:
     """Returns the id that tiles of a card share. Intel's driver puts vendor, product and PCI
     address first in the uuid, and the tile into the last byte.
@@ -44,7 +41,7 @@ XPU = DeviceKind(
         Transport("xccl", why_not_built_in("xccl")),
         Transport(
             "ccl",
-            _why_not_ccl,
+            partial(why_not_legacy, "oneccl-bind-pt"),
             legacy_packages=("intel-extension-for-pytorch", "oneccl-bind-pt"),
         ),
         Transport(

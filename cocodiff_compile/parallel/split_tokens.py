@@ -67,8 +67,8 @@ def _hook_for(
     known, entry = plan.streams, plan.shards[pattern]
     if isinstance(entry, Mapping):
         streams = None if known is None else {key: known.split_at(pattern, key) for key in entry}
-        arguments = ForwardArguments.of(module)
-        return SplitTokensHook(pattern, entry, arguments, config, padding, streams)
+        name, arguments = pattern or "the model", ForwardArguments.of(module)
+        return SplitTokensHook(name, entry, arguments, config, padding, streams)
     outputs = [entry] if isinstance(entry, ContextParallelOutput) else list(entry)
     stream = None if known is None else known.gathered_at(pattern)
     return GatherTokensHook(outputs, config, padding, stream)
@@ -102,6 +102,7 @@ class GatherTokensHook(TokenHook):
         return whole.narrow(dim, 0, whole.shape[dim] - pad) if pad else whole
 
 
+@dataclass(eq=False)
 class SplitTokensHook(TokenHook):
     """Keeps this rank's share of the inputs (named) and outputs (numbered) that `splits` lists.
 
@@ -112,22 +113,17 @@ class SplitTokensHook(TokenHook):
     refused.
     """
 
-    def __init__(
-        self,
-        module_name: str,
-        splits: Mapping[Any, Any],
-        arguments: ForwardArguments,
-        config: ContextParallelConfig,
-        padding: TokenPadding,
-        streams: Mapping[Any, str | None] | None,
-    ) -> None:
-        self.module_name = module_name or "the model"
-        self.inputs = {k: s for k, s in splits.items() if not getattr(s, "split_output", False)}
-        self.outputs = {k: s for k, s in splits.items() if getattr(s, "split_output", False)}
-        self.arguments = arguments
-        self.config = config
-        self.padding = padding
-        self.streams = streams
+    module_name: str
+    splits: Mapping[Any, Any]
+    arguments: ForwardArguments
+    config: ContextParallelConfig
+    padding: TokenPadding
+    streams: Mapping[Any, str | None] | None
+
+    def __post_init__(self) -> None:
+        splits = self.splits.items()
+        self.inputs = {key: s for key, s in splits if not getattr(s, "split_output", False)}
+        self.outputs = {key: s for key, s in splits if getattr(s, "split_output", False)}
 
     def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         for name, split in self.inputs.items():

@@ -101,7 +101,10 @@ class Topology:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Returns the coordinate of a rank on each axis, innermost first."""
-        self._refuse_unknown_rank(rank)
+        if not 0 <= rank < self.num_ranks:
+            raise UserError(
+                f"topology {self.name!r} has ranks 0 to {self.num_ranks - 1}, not {rank}"
+            )
         coordinates = []
         for axis in self.axes:
             rank, coordinate = divmod(rank, axis.size)
@@ -135,9 +138,3 @@ class Topology:
                 f"{num_ranks}; choose a topology that fills the group"
             )
         return self
-
-    def _refuse_unknown_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.num_ranks:
-            raise UserError(
-                f"topology {self.name!r} has ranks 0 to {self.num_ranks - 1}, not {rank}"
-            )
