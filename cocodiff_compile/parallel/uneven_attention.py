@@ -90,7 +90,9 @@ def _attend_uneven(
     degree, heads = config.context_parallel_config.ulysses_degree, query.shape[2]
     _refuse_unsupported(call)
     group = config.context_parallel_config._ulysses_mesh.get_group()
-    spans = _real_keys(config, key.shape[1])
+    spans: list[Span] = []
+    if config.has_padded_keys():
+        spans = config.padding.real_rows(config.key_streams or (), key.shape[1])
     whole = {name: _gather_tokens(call[name], degree, group) for name in ("query", "key", "value")}
     if spans:
         whole |= {name: keep_rows(whole[name], 1, spans) for name in ("key", "value")}
@@ -109,13 +111,6 @@ def _refuse_unsupported(call: dict[str, Any]) -> None:
             "Tokens or heads that do not divide by the Ulysses degree run for inference only: call "
             "the model under torch.no_grad() or torch.inference_mode()."
         )
-
-
-def _real_keys(config: UlyssesConfig, num_local: int) -> list[Span]:
-    """Returns the spans of real keys; an empty list if no key is padded."""
-    if not config.has_padded_keys():
-        return []
-    return config.padding.real_rows(config.key_streams or (), num_local)
 
 
 def fit_mask(

@@ -26,15 +26,11 @@ def projections_before(source: Node, part: Cut | None, batch: Size) -> tuple[Pro
 
 def projections_after(wait: Node) -> tuple[Projection, ...]:
     """Returns the GEMMs that read the result of an output exchange."""
+    gemms = [way.barrier for way in walk_forward(wait) if way.barrier.target in PROJECTION]
+    shapes = map(shape_of, gemms)
     return tuple(
-        Projection(
-            node=reached.barrier,
-            rows=math.prod(shape_of(reached.barrier)[:-1]),
-            out_features=shape_of(reached.barrier)[-1],
-            columns=None,
-        )
-        for reached in walk_forward(wait)
-        if reached.barrier.target in PROJECTION
+        Projection(node, math.prod(shape[:-1]), shape[-1], columns=None)
+        for node, shape in zip(gemms, shapes, strict=True)
     )
 
 

@@ -29,6 +29,7 @@ time of each of four concurrent exchanges.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -42,13 +43,7 @@ from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.rank_graph import Box, fold, graph_of_boxes
 from cocodiff_compile.topology.read_plain_data import read_plain_data
 
-_LINK_FIELDS = (
-    "bytes_per_s",
-    "both_ways_bytes_per_s",
-    "latency_s",
-    "ranks_per_link",
-    "unaligned_from_bytes",
-)
+_LINK_FIELDS = tuple(field.name for field in dataclasses.fields(Link) if field.name != "name")
 
 LEAST, MOST = 1e-30, 1e30
 MAX_NAME = 100
@@ -82,7 +77,9 @@ def parse_topology(data: object) -> Topology:
         ranks = sorted({rank for box in boxes for rank in box.ranks})
         return fold(graph_of_boxes(name, copy_bytes_per_s, ranks, boxes))
     axes = tuple(_axis(index, axis, links) for index, axis in enumerate(_list(fields, "axes")))
-    _refuse_name_twice(axes)
+    names = [axis.name for axis in axes]
+    if len(set(names)) < len(names):
+        raise UserError(f"axes are named {shown_keys(names)}; allowed: each name once")
     measured = tuple(map(_measured, _list({"measured": [], **fields}, "measured", 0)))
     return Topology(name, axes, copy_bytes_per_s, measured)
 
@@ -175,26 +172,16 @@ def _axis(index: int, value: object, links: Mapping[str, Link]) -> Axis:
     return Axis(name, size, _known_link(f"axis {index}", fields["link"], links))
 
 
-def _refuse_name_twice(axes: tuple[Axis, ...]) -> None:
-    names = [axis.name for axis in axes]
-    if len(set(names)) < len(names):
-        raise UserError(f"axes are named {shown_keys(names)}; allowed: each name once")
-
-
 def _boxes(values: list[object], links: Mapping[str, Link]) -> list[Box]:
     boxes: list[Box] = []
     left = MAX_LISTED_RANKS
     for index, value in enumerate(values):
-        boxes.append(_box(index, value, links, left))
-        left -= len(boxes[-1].ranks)
+        fields = _mapping(f"box {index}", value, ("link", "ranks"))
+        link = _known_link(f"box {index}", fields["link"], links)
+        ranks = _rank_list(f"ranks of box {index}", fields["ranks"], left)
+        boxes.append(Box(link.name, link, ranks))
+        left -= len(ranks)
     return boxes
-
-
-def _box(index: int, value: object, links: Mapping[str, Link], most: int) -> Box:
-    fields = _mapping(f"box {index}", value, ("link", "ranks"))
-    link = _known_link(f"box {index}", fields["link"], links)
-    ranks = _rank_list(f"ranks of box {index}", fields["ranks"], most)
-    return Box(link.name, link, ranks)
 
 
 def _rank_list(what: str, value: object, most: int) -> tuple[int, ...]:

@@ -27,20 +27,13 @@ def rendezvous(environment: Mapping[str, str], launcher: str, is_one_node: bool)
 def _address(environment: Mapping[str, str], launcher: str, is_one_node: bool) -> str:
     if is_one_node:
         return "127.0.0.1"
-    first = _first_slurm_node(environment) if launcher == "Slurm" else ""
-    if first:
-        return first
+    for name in _NODE_LISTS if launcher == "Slurm" else ():
+        if first := first_node(environment.get(name, "")):
+            return first
     raise UserError(
         f"{launcher} started ranks on several nodes: set MASTER_ADDR to the address of the first "
         "node, on all of them"
     )
-
-
-def _first_slurm_node(environment: Mapping[str, str]) -> str:
-    for name in _NODE_LISTS:
-        if first := first_node(environment.get(name, "")):
-            return first
-    return ""
 
 
 def first_node(node_list: str) -> str:
