@@ -151,9 +151,7 @@ def fake_store() -> Any:
 
 
 def group_ranks(group_name: str) -> tuple[int, ...] | None:
-    """Returns the global ranks of a process group by its name; None if this process does not know
-    it.
-    """
+    """Returns the global ranks of a process group; None if this process does not know it."""
     if not torch.distributed.is_initialized():
         return None
     try:
@@ -255,9 +253,7 @@ def name_cpp_kernels() -> None:
 
 
 def default_store() -> Any:
-    """Returns the key-value store in which the ranks of the world met; its `timeout` is the process
-    group's.
-    """
+    """Returns the store in which the ranks of the world met, with the process group's timeout."""
     return _get_default_store()
 
 

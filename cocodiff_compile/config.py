@@ -7,7 +7,6 @@ what is allowed; nothing is guessed.
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import tempfile
@@ -21,13 +20,7 @@ import torch
 
 from cocodiff_compile.decide.decision_file import GivenDecisions, load_decisions
 from cocodiff_compile.errors import UserError, refuse_unknown
-from cocodiff_compile.given_values import (
-    has_text_keys,
-    is_one_of,
-    shown,
-    shown_keys,
-    whole_number,
-)
+from cocodiff_compile.given_values import has_text_keys, is_one_of, shown, shown_keys, whole_number
 from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
@@ -92,7 +85,7 @@ class CompileConfig:
             )
         given = {} if options is None else dict(options)
         refuse_unknown(given, fields(cls), "unknown option {} for backend 'cocodiff'")
-        checked = {key: _CHECKS[key](value) for key, value in given.items()}
+        checked = {key: _CHECKS[key](key, value) for key, value in given.items()}
         return cls(**{**_environment_options(), **checked})
 
 
@@ -102,7 +95,7 @@ def _environment_options() -> dict[str, Any]:
         variable = f"COCODIFF_{key.upper()}"
         if text := os.environ.get(variable):
             try:
-                options[key] = _CHECKS[key](read(text))
+                options[key] = _CHECKS[key](key, read(text))
             except UserError as error:
                 raise UserError(f"environment variable {variable}: {error}") from None
     return options
@@ -119,66 +112,66 @@ def _refuse(key: str, given: object, allowed: str) -> UserError:
     return UserError(f"option {key!r} of backend 'cocodiff' is {shown(given)}; allowed: {allowed}")
 
 
-def _check_topology(value: object) -> str | Topology:
+def _check_topology(key: str, value: object) -> str | Topology:
     allowed = f"'auto', a preset ({', '.join(PRESETS)}), or the path of a topology file"
     path = _path(value)
     if path is None:
-        raise _refuse("topology", value, allowed)
+        raise _refuse(key, value, allowed)
     if is_one_of(value, ("auto", *PRESETS)):
         return value
     if reason := why_no_file(path):
-        raise _refuse("topology", value, f"{allowed} ({reason})")
+        raise _refuse(key, value, f"{allowed} ({reason})")
     return load_topology(path)
 
 
-def _check_tapa(value: object) -> str:
+def _check_tapa(key: str, value: object) -> str:
     if not is_one_of(value, ("auto", "on", "off")):
-        raise _refuse("tapa", value, "'auto', 'on', 'off'")
+        raise _refuse(key, value, "'auto', 'on', 'off'")
     return value
 
 
-def _check_v_first(value: object) -> bool:
+def _check_v_first(key: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise _refuse("v_first", value, "True, False")
+        raise _refuse(key, value, "True, False")
     return value
 
 
-def _check_chunks(option: str, value: object) -> int | str:
+def _check_chunks(key: str, value: object) -> int | str:
     if is_one_of(value, ("auto",)):
         return "auto"
     count = whole_number(value)
     if count is None or not 1 <= count <= MAX_CHUNKS:
-        raise _refuse(option, value, f"'auto' or a whole number from 1 to {MAX_CHUNKS}")
+        raise _refuse(key, value, f"'auto' or a whole number from 1 to {MAX_CHUNKS}")
     return count
 
 
-def _check_v_major(value: object) -> VMajorOptions | None:
+def _check_v_major(key: str, value: object) -> VMajorOptions | None:
     if value is None or isinstance(value, VMajorOptions):
         return value
     if not has_text_keys(value):
-        raise _refuse("v_major", value, "None, or a dict with text keys")
+        raise _refuse(key, value, "None, or a dict with text keys")
     return VMajorOptions.from_mapping(value)
 
 
-def _check_decision(value: object) -> GivenDecisions | None:
+def _check_decision(key: str, value: object) -> GivenDecisions | None:
     if value is None or isinstance(value, GivenDecisions):
         return value
     path, allowed = _path(value), "None, or the path of a file of decisions"
     if path is None:
-        raise _refuse("decision", value, allowed)
+        raise _refuse(key, value, allowed)
     if reason := why_no_file(path):
-        raise _refuse("decision", value, f"{allowed} ({reason})")
+        raise _refuse(key, value, f"{allowed} ({reason})")
     return load_decisions(path)
 
 
-def _check_debug_dir(value: object) -> Path | None:
+def _check_debug_dir(key: str, value: object) -> Path | None:
     if value is None:
         return None
     path = _path(value)
     if path is None:
-        raise _refuse("debug_dir", value, "None, or the path of a folder")
+        raise _refuse(key, value, "None, or the path of a folder")
     if why_no_file(path) == "":
-        raise _refuse("debug_dir", value, "None, or the path of a folder; this one is a file")
+        raise _refuse(key, value, "None, or the path of a folder; this one is a file")
     try:
         path = path.expanduser()
         path.mkdir(parents=True, exist_ok=True)
@@ -187,13 +180,11 @@ def _check_debug_dir(value: object) -> Path | None:
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~ of an unknown user
         reason = error.strerror if isinstance(error, OSError) else error
         allowed = f"None, or the path of a folder that can be written to ({reason})"
-        raise _refuse("debug_dir", value, allowed) from None
+        raise _refuse(key, value, allowed) from None
 
 
 def _path(value: object) -> Path | None:
-    """Returns the path that text or a path object stands for; None for anything else, and for empty
-    text.
-    """
+    """Returns the path that text or a path object stands for; None for all else and empty text."""
     if not isinstance(value, (str, os.PathLike)):
         return None
     try:
@@ -203,24 +194,24 @@ def _path(value: object) -> Path | None:
     return Path(text) if isinstance(text, str) and text else None
 
 
-def _check_disable(value: object) -> tuple[str, ...]:
+def _check_disable(key: str, value: object) -> tuple[str, ...]:
     allowed = f"a list of pass names: {', '.join(PASS_NAMES)}"
     if isinstance(value, str) or not isinstance(value, (Sequence, set, frozenset)):
-        raise _refuse("disable", value, allowed)
+        raise _refuse(key, value, allowed)
     given = list(value)
     unknown = [name for name in given if not is_one_of(name, PASS_NAMES)]
     if unknown:
         named = shown_keys(sorted(unknown, key=shown))
-        raise _refuse("disable", value, f"{allowed} (unknown: {named})")
+        raise _refuse(key, value, f"{allowed} (unknown: {named})")
     return tuple(name for name in PASS_NAMES if name in given)
 
 
-_CHECKS: dict[str, Callable[[object], Any]] = {
+_CHECKS: dict[str, Callable[[str, object], Any]] = {
     "topology": _check_topology,
     "tapa": _check_tapa,
     "v_first": _check_v_first,
-    "head_chunks": functools.partial(_check_chunks, "head_chunks"),
-    "token_chunks": functools.partial(_check_chunks, "token_chunks"),
+    "head_chunks": _check_chunks,
+    "token_chunks": _check_chunks,
     "v_major": _check_v_major,
     "decision": _check_decision,
     "debug_dir": _check_debug_dir,

@@ -17,18 +17,14 @@ from cocodiff_compile.given_values import is_one_of, shown
 
 
 class UserError(ShortenTraceback, ValueError):
-    """Reports something the user can fix; the message says how. It reaches torch.compile's caller
-    unwrapped.
-    """
+    """Reports something the user can fix, and how. It passes through torch.compile unwrapped."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
 
 
 class InvariantError(ShortenTraceback, AssertionError):
-    """Reports that a pass left a graph that breaks an invariant; the message names the pass and the
-    node.
-    """
+    """Reports that a pass broke an invariant of a graph; the message names pass and node."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
@@ -39,9 +35,7 @@ class PeerError(UserError):
 
 
 def need_package(name: str, extra: str) -> None:
-    """Raises UserError if a package is missing, before long work begins; `extra` of this project
-    installs it.
-    """
+    """Raises UserError, before long work begins, if a package that `extra` installs is missing."""
     try:
         importlib.import_module(name)
     except ImportError:
@@ -49,9 +43,7 @@ def need_package(name: str, extra: str) -> None:
 
 
 def refuse_unknown(given: Iterable[object], allowed: Iterable[Field[Any]], message: str) -> None:
-    """Raises UserError for a key that is not the name of a field; `message` has a `{}` for the
-    key.
-    """
+    """Raises UserError for a key that is no name of a field; `message` has a `{}` for the key."""
     names = [field.name for field in allowed]
     for key in given:
         if not is_one_of(key, names):

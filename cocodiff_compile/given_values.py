@@ -67,9 +67,7 @@ def whole_number(value: object) -> int | None:
 
 
 def number(value: object) -> float | None:
-    """Returns the value as a finite `float`; None for anything else, and for what a float cannot
-    hold.
-    """
+    """Returns the value as a finite `float`; None for whatever is or becomes anything else."""
     whole = whole_number(value)
     if whole is None and not isinstance(value, float):
         return None

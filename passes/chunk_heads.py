@@ -31,13 +31,7 @@ from cocodiff_compile.ir.aten import bound, is_heavy, is_number, readers_of, sha
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.layout import divides
-from cocodiff_compile.ir.records import (
-    Attention,
-    Declined,
-    Exchange,
-    Recognition,
-    UlyssesSite,
-)
+from cocodiff_compile.ir.records import Declined, Exchange, Recognition, UlyssesSite
 from cocodiff_compile.recognize.exchanges import view_path
 
 _MAX_REGION = 512
@@ -82,9 +76,7 @@ class ChunkPlan:
     steps: Mapping[Node, Step]
     """The steps of the ways in, and of every node from there to the joined result."""
     region: tuple[Node, ...]
-    """The nodes that are computed per chunk, in graph order: from the waits of the ways in to what
-    the way out sends.
-    """
+    """The nodes computed per chunk, in graph order: from the waits in to what the way out sends."""
     unpacking: tuple[Node, ...]
     """The nodes from the wait of the way out to its result."""
 
@@ -135,9 +127,7 @@ def _cut_of_packed(exchange: Exchange, packed: Node, count: int) -> Cut:
 
 
 def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
-    """Returns all that the data of `starts` pass through before `end`. Raises CutUnknown if they
-    reach anything else.
-    """
+    """Returns all between `starts` and `end`. Raises CutUnknown if data reach anything else."""
     found: set[Node] = set()
     stack = list(starts)
     while stack:
@@ -156,9 +146,7 @@ def _region(starts: Sequence[Node], end: Node) -> tuple[Node, ...]:
 
 
 def _chain(start: Node, end: Node) -> tuple[Node, ...]:
-    """Returns the only readers, one after the other, from behind `start` to `end`. Raises
-    CutUnknown if there are others.
-    """
+    """Returns the chain of only readers from `start` to `end`. Raises CutUnknown for others."""
     chain = [end]
     while chain[-1].all_input_nodes[0] is not start:
         chain.append(chain[-1].all_input_nodes[0])
@@ -210,7 +198,7 @@ class _Rewrite:
             for node in attention.nodes
         )
         output = self.chunks.chunk(attention.output, self.plan.count - 1)
-        attention = Attention(attention.form, nodes, output, attention.mask, attention.is_causal)
+        attention = replace(attention, nodes=nodes, output=output)
         return replace(site, attention=attention, q=q, k=k, v=v, o=o)
 
     def _chunked(self, exchange: Exchange, joined: Node) -> Exchange:

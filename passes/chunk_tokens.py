@@ -29,7 +29,6 @@ from cocodiff_compile.ir.aten import aten, bound, parse_fused_attention
 from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import (
-    Attention,
     Declined,
     Exchange,
     Leg,
@@ -168,7 +167,7 @@ class _Rewrite(EmitChunks):
         attention = site.attention
         nodes = self._all(attention.nodes)
         output = self._all((attention.output,))[-1]
-        attention = Attention(attention.form, nodes, output, attention.mask, attention.is_causal)
+        attention = replace(attention, nodes=nodes, output=output)
         independent = self._all(site.independent)
         return replace(site, attention=attention, q=q, k=k, v=v, o=o, independent=independent)
 

@@ -54,9 +54,7 @@ class RecognizeUlysses:
 
 
 def recognize(graph: Graph) -> Recognition:
-    """Finds all Ulysses attentions of `graph`. Takes time linear in the graph and leaves it
-    untouched.
-    """
+    """Finds all Ulysses attentions of `graph` in linear time, and leaves it untouched."""
     exchanges = Exchanges.of(graph)
     declined = decline_other_exchanges(graph)
     if not exchanges.by_start and not _has_ranks():

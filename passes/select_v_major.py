@@ -147,9 +147,7 @@ class _Rewriting:
         return sum(known(size_bytes(node)) or 0 for node in self.caches)
 
     def rewrite(self, site: UlyssesSite, cached_roles: CachedRoles, skipped_share: float) -> None:
-        """Rewrites the exchanges of one attention. `skipped_share` is the share of tokens that are
-        not sent.
-        """
+        """Rewrites the exchanges of one attention, without the `skipped_share` of its tokens."""
         if skipped_share and (reason := _why_all_tokens(site)):
             self._decline_tokens(site, reason)
             skipped_share = 0.0
@@ -162,9 +160,7 @@ class _Rewriting:
                 self._rewrite_whole(start, rewrite, _most_bits(self.select.payload, roles))
 
     def erase(self) -> None:
-        """Erases rewritten nodes, users first. Waits have side effects, so that dead-code
-        elimination would keep them.
-        """
+        """Erases rewritten nodes, users first: waits, as side effects, would stay otherwise."""
         for start in self.rewritten:
             self.unused += [start, *waits_behind(start)]
         for node in sorted(self.unused, reverse=True):
@@ -219,9 +215,7 @@ class _Rewriting:
         self.declined.append(Declined(site.attention.output, reason, site.module_path))
 
     def _skip_tokens(self, site: UlyssesSite, by_role: _ByRole, plan: _TokenPlan) -> set[Node]:
-        """Rewrites the exchanges to carry selected tokens; returns the starts of those
-        exchanges.
-        """
+        """Rewrites the exchanges to carry selected tokens; returns the starts of those."""
         chosen = by_role["v"].choose_tokens(plan.streams)
         rows = SentRows(self.inline.graph, chosen, plan.streams)
         for leg in (site.v, site.k, site.q):
@@ -277,9 +271,7 @@ _ByRole: TypeAlias = "Mapping[Role, CachedExchange]"
 
 @dataclass(frozen=True)
 class _TokenPlan:
-    """Holds how many tokens of which streams are sent, and how O is computed for them if it is
-    reused.
-    """
+    """Holds how many tokens of each stream are sent, and how O is computed if it is reused."""
 
     streams: Streams
     output: SelectionPlan | None = None
@@ -309,9 +301,7 @@ def _can_cache(
 
 
 def _why_all_tokens(site: UlyssesSite) -> str:
-    """Returns why an attention cannot skip tokens, whatever the payload; an empty string if it
-    can.
-    """
+    """Returns why an attention cannot skip tokens, whatever the payload; empty if it can."""
     legs = (site.q, site.k, site.v)
     for leg in legs:
         if reason := _why_not(leg.exchange, leg.head_size):
@@ -329,9 +319,7 @@ def _why_all_tokens(site: UlyssesSite) -> str:
 
 
 def _emit_drift(graph: Graph, losses: Sequence[Node]) -> None:
-    """Emits a graph input to which the graph writes the mean of all losses and the worst one, 0 if
-    there are none.
-    """
+    """Emits an input to which the graph writes the mean of all losses and the worst, or 0."""
     like = next(node for node in reversed(graph.nodes) if node.target is WAIT)
     drift = new_input(graph, "drift", (2,), like, torch.float32)
     with graph.inserting_before(graph.output_node()):

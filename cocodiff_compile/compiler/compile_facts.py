@@ -26,17 +26,14 @@ def captured_facts(
     nodes = collectives_by_group(graph)[group]
     lines = [_line(node, sizes if node in exchanges else None) for node in nodes]
     kinds = dict.fromkeys(value_of(node.all_input_nodes[0]).device.type for node in nodes)
-    overlap = ", ".join(f"{kind}: {_why_no_overlap(kind)}" for kind in kinds)
+    reasons = {kind: device_kind(kind).why_no_overlap() or "nothing" for kind in kinds}
+    overlap = ", ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
     return [
         *config.settings.items(),
         ("option 'decision'", repr(config.decision)),
         ("what keeps exchanges from overlapping", overlap),
         *_numbered("collective", lines),
     ]
-
-
-def _why_no_overlap(kind: str) -> str:
-    return device_kind(kind).why_no_overlap() or "nothing"
 
 
 def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[str, Facts]:
@@ -54,19 +51,13 @@ def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[st
         group_of.update(dict.fromkeys((*starts, *(p.start for p in item.pieces)), item.group))
     facts = {group: _numbered("exchange", plans) for group, plans in lines.items()}
     ordered: dict[str, list[str]] = {}
-    for name, node in _started(graph):
+    names = {node: name for name, nodes in collectives_by_group(graph).items() for node in nodes}
+    for node in sorted(names):  # in the order of the graph
         own = sizes if node in group_of else None
-        ordered.setdefault(group_of.get(node, name), []).append(_line(node, own))
+        ordered.setdefault(group_of.get(node, names[node]), []).append(_line(node, own))
     for group, started in ordered.items():
         facts.setdefault(group, []).extend(_numbered("started collective", started))
     return facts
-
-
-def _started(graph: Graph) -> list[tuple[str, Node]]:
-    """Returns each collective with the name of its group, in the order of the graph."""
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    found = [(name, node) for name, nodes in collectives_by_group(graph).items() for node in nodes]
-    return sorted(found, key=lambda item: places[item[1]])
 
 
 def collective_groups(graph: Graph) -> dict[str, tuple[int, ...]]:

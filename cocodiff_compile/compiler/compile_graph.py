@@ -44,8 +44,9 @@ from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.fingerprint import fingerprint
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.pipeline.run_passes import Pipeline
-from cocodiff_compile.ranks.agreement.attempts import reports_failures
+from cocodiff_compile.ranks.agreement.watch import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
+from cocodiff_compile.report.collect import is_collecting
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.v_major.payload import EXACT, Payload
 
@@ -59,9 +60,7 @@ def compile_for_dynamo(
     mode: str | None,
     generate: Generate,
 ) -> Any:
-    """Compiles what Dynamo captured, with `generate` for the code. If that fails, the other ranks
-    are told.
-    """
+    """Compiles what Dynamo captured. If that fails, the other ranks are told."""
     with reports_failures():
         config = CompileConfig.from_options(options)
         return compile_graph(gm, example_inputs, config, generate, mode)
@@ -113,7 +112,7 @@ def _compile_inner(
     config, dry_run = compilation.config, compilation.dry_run
     dumps = Dumps.of(config)
     report = Pipeline(stages(RECOGNIZE, Deciding(config)), dumps.observers).run(gm)
-    if report.recognition.sites:
+    if report.recognition.sites and _is_fingerprint_read(config):
         report = replace(report, fingerprint=fingerprint(gm.graph))
     given = config.decision.kinds_of(report.fingerprint) if config.decision else {}
     with graph_rounds(gm.graph, report.recognition, config, dry_run, given=given.keys()) as rounds:
@@ -132,6 +131,11 @@ def _compile_inner(
         if plan.selects:
             return selective_call(gm, example_inputs, report, finish, dumps, rounds)
         return finish.run(gm, example_inputs, report, dumps, rounds)
+
+
+def _is_fingerprint_read(config: CompileConfig) -> bool:
+    """Returns whether decisions are given, or reports may be saved: with V-Major, later too."""
+    return config.decision is not None or is_collecting() or config.selective is not None
 
 
 @dataclass(frozen=True)

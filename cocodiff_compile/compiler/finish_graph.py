@@ -83,23 +83,23 @@ class Dumps:
     number: int
     rank: int
     folder: Path | None
-    observers: tuple[FolderDump | TraceDump, ...]
 
     @classmethod
     def of(cls, config: CompileConfig) -> Dumps:
-        number, rank = next(_graph_numbers), _rank()
-        if config.debug_dir is None:
-            return cls(number, rank, None, (TraceDump(),))
-        folder = config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
-        return cls(number, rank, folder, (TraceDump(), FolderDump(folder, rank, number)))
+        number = next(_graph_numbers)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        folder = config.debug_dir and config.debug_dir / f"rank_{rank:03d}" / f"graph_{number:03d}"
+        return cls(number, rank, folder)
 
     def of_kind(self, kind: str) -> Dumps:
         """Returns the dumps for one kind of denoising step, in a folder inside of this one."""
+        return replace(self, folder=self.folder and self.folder / kind.replace(" ", "_"))
+
+    @functools.cached_property
+    def observers(self) -> tuple[FolderDump | TraceDump, ...]:
         if self.folder is None:
-            return replace(self, observers=(TraceDump(),))
-        folder = self.folder / kind.replace(" ", "_")
-        own = FolderDump(folder, self.rank, self.number)
-        return replace(self, folder=folder, observers=(TraceDump(), own))
+            return (TraceDump(),)
+        return (TraceDump(), FolderDump(self.folder, self.rank, self.number))
 
 
 def _publish(graph: Graph, report: PipelineReport, compilation: Compilation, dumps: Dumps) -> None:
@@ -139,7 +139,3 @@ def _no_site_message() -> str:
         f"{message}; if no graph of the model holds one, turn Ulysses on before compiling, for "
         "example with cocodiff_compile.parallel.parallelize(model)"
     )
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

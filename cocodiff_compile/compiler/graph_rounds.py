@@ -9,11 +9,7 @@ from typing import Any
 
 from torch.fx import Graph
 
-from cocodiff_compile.compiler.compile_facts import (
-    captured_facts,
-    collective_groups,
-    planned_facts,
-)
+from cocodiff_compile.compiler.compile_facts import captured_facts, collective_groups, planned_facts
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.ir.records import Recognition
@@ -61,9 +57,7 @@ class GraphRounds:
             self.rounds.compare("planned", facts)
 
     def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:
-        """Returns what calls of the graph communicate, as the passes left it; None if there is
-        nobody to compare it with.
-        """
+        """Returns what calls of the graph communicate; None with nobody to compare it with."""
         if not self.groups:
             return None
         planned = planned_facts(graph, found, self.sizes)

@@ -39,9 +39,7 @@ _measured: PerWorld[dict[tuple[str, torch.dtype], Device]] = PerWorld(dict)
 
 
 def find_device(found: Recognition, dry_run: bool) -> Device:
-    """Returns the rates of the device that computes the attentions. All live ranks call this at the
-    same time.
-    """
+    """Returns the rates of the device of the attentions. All live ranks call this at once."""
     exchange = found.sites[0].q.exchange
     value = value_of(exchange.start)
     key = (value.device.type, value.dtype)

@@ -21,7 +21,7 @@ from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.ir.records import copied
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
-from cocodiff_compile.ranks.agreement.attempts import reports_failures
+from cocodiff_compile.ranks.agreement.watch import reports_failures
 from cocodiff_compile.v_major.denoising import is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
 from cocodiff_compile.v_major.payload import EXACT, CachedRoles, Payload

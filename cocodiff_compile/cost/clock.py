@@ -14,9 +14,7 @@ from cocodiff_compile.cost.timeline import COMPUTE, Span, SpanKind, Timeline
 
 @dataclass
 class Clock:
-    """The time of one rank while tasks run. Every rank runs the same program over the same sizes,
-    so that one stands for all.
-    """
+    """The time of one rank while tasks run; it stands for all, which run the same program."""
 
     tasks: Tasks
     now_s: float = 0.0

@@ -8,12 +8,7 @@ from typing import Literal
 
 from torch.fx import Node
 
-from cocodiff_compile.cost.exchanges import (
-    alone_seconds,
-    busy_seconds,
-    copy_seconds,
-    traffic,
-)
+from cocodiff_compile.cost.exchanges import alone_seconds, busy_seconds, copy_seconds, traffic
 from cocodiff_compile.cost.ops import hinted_bytes
 from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.devices.device import Device
@@ -59,9 +54,7 @@ class Costs:
         return size_bytes
 
     def route(self, group: str) -> tuple[str, tuple[str, ...]] | None:
-        """Returns the Ulysses group on whose machine `group` runs, and the axes it runs along; None
-        for a group of another kind.
-        """
+        """Returns the Ulysses group whose machine `group` runs on, and its axes; None if none."""
         for name, machine in self.machines.items():
             axes_of = {own: axes for axes, own in machine.groups.items()}
             axes = machine.topology.axis_names if group == name else axes_of.get(group)

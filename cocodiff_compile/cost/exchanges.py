@@ -16,11 +16,12 @@ Where a phase was measured on the live machine (`Topology.measured`), that count
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cocodiff_compile.topology.axes import Axis, Link, Topology
+from cocodiff_compile.topology.axes import Link, Topology
 from cocodiff_compile.topology.measured_phase import IN_FLIGHT
 
 
@@ -59,9 +60,7 @@ def phase_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -
 
 
 def alone_seconds(topology: Topology, phase: Sequence[str], size_bytes: float) -> float:
-    """Returns the time of one phase as `phase_seconds` does, but by any measurement there is, also
-    for sizes far beyond it.
-    """
+    """Returns the time of one phase, by a measurement of whatever size if there is one."""
     if measured := topology.measured_along(phase, size_bytes, any_size=True):
         return measured.seconds(size_bytes)
     return phase_seconds(topology, phase, size_bytes)
@@ -109,16 +108,7 @@ def _bandwidth(link: Link) -> float:
 
 def _slowdown(topology: Topology, phase: Sequence[str], link: Link, size_bytes: float) -> float:
     begin = link.unaligned_from_bytes
-    inner = _axes_inside(topology, link)
+    inner = itertools.takewhile(lambda axis: axis.link != link, topology.axes)
     if begin is None or not any(axis.name in phase for axis in inner):
         return 1.0
     return 1.0 + math.log2(max(1.0, size_bytes / begin))
-
-
-def _axes_inside(topology: Topology, link: Link) -> list[Axis]:
-    inside = []
-    for axis in topology.axes:
-        if axis.link == link:
-            break
-        inside.append(axis)
-    return inside

@@ -40,9 +40,7 @@ def hinted_bytes(node: Node) -> int:
 
 
 def heavy_seconds(node: Node, device: Device) -> float:
-    """Returns the time of a matmul, a convolution or an attention: that of its arithmetic, or of
-    its memory traffic if that is more.
-    """
+    """Returns the time of a matmul, a convolution or an attention, by arithmetic or memory."""
     if op := ATTENTION_OPS.get(node.target):
         shapes = map(hinted_shape, attention_operands(node))
         arithmetic_s = device.attention_seconds(op.flops(*shapes))
@@ -72,9 +70,7 @@ def eager_seconds(node: Node, device: Device) -> float:
 
 
 def light_seconds(node: Node, device: Device) -> float:
-    """Returns the time of a node that Inductor fuses with its neighbours: that of what comes from
-    memory and goes there.
-    """
+    """Returns the time that a node fused with its neighbours takes to read and write memory."""
     if is_alias(node) or not is_tensor(node):
         return 0.0
     read = sum(_read_bytes(source) for source in node.all_input_nodes)

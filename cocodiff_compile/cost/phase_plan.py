@@ -75,7 +75,5 @@ def _compares(topology: Topology, flat: Phases, phases: Phases, size_bytes: floa
 
 
 def _to_nine_digits(seconds: float) -> float:
-    """Returns a time rounded so that the order of a sum, which changes its last digits, does not
-    choose a plan.
-    """
+    """Returns a time without the last digits, so that the order of a sum chooses no plan."""
     return float(f"{seconds:.8e}")

@@ -6,6 +6,8 @@ without a graph.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -65,10 +67,7 @@ def places(bits: int) -> Iterator[int]:
 
 
 def as_bits(numbers: Iterable[int]) -> int:
-    bits = 0
-    for number in numbers:
-        bits |= 1 << number
-    return bits
+    return functools.reduce(operator.or_, (1 << number for number in numbers), 0)
 
 
 def closures(tasks: Tasks) -> list[int]:

@@ -1,6 +1,4 @@
-"""Records who did what when in one step of one rank: the one record of estimated, simulated and
-measured time.
-"""
+"""Records who did what when in one step of one rank, be it estimated, simulated or measured."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step: the lane `COMPUTE`, and a lane for each set of links or thread that carries
-    collectives.
-    """
+    """One step: the lane `COMPUTE`, and a lane for each set of links or thread of collectives."""
 
     spans: tuple[Span, ...]
 

@@ -32,9 +32,7 @@ class Cut:
     outer: Size
     lengths: tuple[Size, ...]
     selected: int = 0
-    """How many rows from anywhere the first chunk holds, in their order; 0 if chunks are stretches
-    of a block.
-    """
+    """How many rows from anywhere the first chunk holds, in their order; 0 for stretches."""
 
     @classmethod
     def in_equal_chunks(cls, dim: int, outer: Size, size: Size, count: int) -> Cut:
@@ -104,9 +102,7 @@ def sizes_of(node: Node) -> tuple[int, ...]:
 
 
 def stretch(cut: Cut, number: int, node: Node) -> tuple[int, int]:
-    """Returns where a chunk of a node begins and ends in its block. Raises CutUnknown if lengths
-    are symbolic.
-    """
+    """Returns where a chunk begins and ends in its block. Raises CutUnknown if it is symbolic."""
     lengths = numbers(cut.lengths, node)
     begin = sum(lengths[:number])
     return begin, begin + lengths[number]

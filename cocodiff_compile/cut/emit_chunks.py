@@ -151,9 +151,7 @@ class EmitChunks:
         return emit(self.graph, target, source, sizes, like=node)
 
     def _share(self, size: int | Node, cut: Cut, number: int, like: Node) -> int | Node:
-        """Returns what one chunk has of a size that is an argument; of a symbolic one, an equal
-        share.
-        """
+        """Returns one chunk's part of a size argument; of a symbolic one, an equal share."""
         if isinstance(size, Node):
             return emit(self.graph, operator.floordiv, size, cut.count, like=like)
         if size == -1 or cut.is_equal:

@@ -41,9 +41,7 @@ class SelectionPlan:
 
 
 def plan_selection(begin: Mapping[Node, Cut], end: Node) -> SelectionPlan:
-    """Follows rows from nodes that are cut into selected ones and the rest. Raises CutUnknown if
-    rows cannot be followed to `end`.
-    """
+    """Follows selected rows from `begin` to `end`. Raises CutUnknown if they cannot be followed."""
     steps = {node: Step(cut, ()) for node, cut in begin.items()}
     begin_of: dict[Node, Node | None] = {node: node for node in begin}
     streams = tuple(begin)
@@ -138,9 +136,7 @@ def multiply_rows(graph: Graph, matmul: Node, left: Node) -> Node:
 
 
 def flat_cut(count: int, before: int, tokens: int, numel: int) -> Cut:
-    """Returns the cut of a message [before, tokens, behind] as one dim, of which `count` tokens are
-    selected.
-    """
+    """Returns the cut of a flat message [before, tokens, behind] with `count` selected tokens."""
     behind = numel // (before * tokens)
     return Cut(0, before, (count * behind, (tokens - count) * behind), selected=count)
 

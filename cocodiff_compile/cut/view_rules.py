@@ -70,9 +70,7 @@ def reshaped(cut: Cut, operand: Node, node: Node) -> Cut:
 
 
 def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], node: Node) -> Cut:
-    """Returns where the same chunks lie in `node`, whose shape is `after`, if all elements of the
-    shape `before` keep their order.
-    """
+    """Returns where the same chunks lie in `node` after a reshape from `before` to `after`."""
     blocks = math.prod(before[: cut.dim]) * cut.outer
     least = cut.count if cut.is_equal else 1
     ahead: Size = 1

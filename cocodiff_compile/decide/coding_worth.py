@@ -24,9 +24,7 @@ class CodingWorth:
     usual: Payload
 
     def why_not(self, site: UlyssesSite) -> str:
-        """Returns why an attention should be sent uncompressed; nothing if it should be coded, or
-        if that is unknown.
-        """
+        """Returns why an attention should be sent uncompressed; nothing if coded or unknown."""
         saved_s = taken_s = 0.0
         for exchange, roles, group in site.exchanged:
             share, size_bytes = self._share(exchange, roles, group), known(exchange.size_bytes)

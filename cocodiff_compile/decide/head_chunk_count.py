@@ -21,11 +21,7 @@ CostOf: TypeAlias = "Callable[[str, int], ExchangeCost]"
 
 
 def choose_head_chunks(
-    graph: Graph,
-    found: Recognition,
-    costs: Costs,
-    token_counts: Sequence[int],
-    limits: Limits,
+    graph: Graph, found: Recognition, costs: Costs, token_counts: Sequence[int], limits: Limits
 ) -> dict[int, int]:
     """Returns the number of chunks of each attention that is estimated to take least, if tokens
     will run in one of `token_counts` chunks, whichever is best.
@@ -69,12 +65,7 @@ def _needed(other: Task, task: Task, copies: list[int], chunk: int) -> list[int]
     return [copies[chunk]] if other.site == task.site and len(copies) > 1 else copies
 
 
-def _part(
-    task: Task,
-    count: int,
-    cost_of: CostOf,
-    launch_s: float,
-) -> Task:
+def _part(task: Task, count: int, cost_of: CostOf, launch_s: float) -> Task:
     if task.kind == "wait":
         return task
     part = replace(task, light_s=task.light_s / count)
@@ -87,9 +78,7 @@ def _part(
 
 @dataclass(frozen=True)
 class ChunkChoice:
-    """Holds the chosen number of chunks of each attention, the estimated time, and what was
-    compared.
-    """
+    """Holds the number of chunks of each attention, the estimated time, and what was compared."""
 
     counts: dict[int, int]
     seconds: float

@@ -45,9 +45,7 @@ def choose_transport(
     asked: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Transport:
-    """Returns the transport: `asked`, else the environment variable, else the usual one of
-    `device`.
-    """
+    """Returns the transport: `asked`, else by the environment, else the usual one of `device`."""
     if wanted := asked or environment.get(TRANSPORT_VARIABLE):
         return _asked_for(device, installed, wanted)
     for transport in device.transports:

@@ -1,16 +1,9 @@
-"""Describes ranks that compute on a CPU and communicate over gloo, whose threads send while the
-rank computes.
-"""
+"""Describes ranks on CPUs that communicate over gloo, whose threads send while a rank computes."""
 
 from __future__ import annotations
 
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.devices.kind import (
-    DeviceKind,
-    MachineKind,
-    Transport,
-    why_not_built_in,
-)
+from cocodiff_compile.devices.kind import DeviceKind, MachineKind, Transport, why_not_built_in
 from cocodiff_compile.topology.axes import Link
 from cocodiff_compile.topology.presets import GB, MICROSECOND
 

@@ -1,18 +1,11 @@
-"""Describes NVIDIA GPUs over NCCL. It was never run: all figures are from documentation and
-source.
-"""
+"""Describes NVIDIA GPUs over NCCL. It was never run: all figures are from documents and source."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.devices.kind import (
-    DeviceKind,
-    MachineKind,
-    Transport,
-    why_not_built_in,
-)
+from cocodiff_compile.devices.kind import DeviceKind, MachineKind, Transport, why_not_built_in
 from cocodiff_compile.topology.presets import GB, INFINIBAND, MICROSECOND, NVLINK
 
 # Peaks of the SXM data sheet: bf16 without sparsity, HBM3. Efficiencies are assumptions.

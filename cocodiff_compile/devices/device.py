@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Device:
-    """Holds published rates, `matmul_flops_per_s` and `memory_bytes_per_s`, and the share of them
-    that is reached.
-    """
+    """Holds published rates of arithmetic and of memory, and the share of them that is reached."""
 
     name: str
     matmul_flops_per_s: float
@@ -23,9 +21,7 @@ class Device:
     """How long starting an exchange, of however few bytes, keeps a rank from computing."""
 
     def shared(self, share: float, start_s: float) -> Device:
-        """Returns a device with a share of the compute time, of which starting an exchange takes
-        some too.
-        """
+        """Returns a device that gets a share of the time, and spends some on starting exchanges."""
         return replace(
             self,
             matmul_flops_per_s=share * self.matmul_flops_per_s,
@@ -41,9 +37,7 @@ class Device:
         return flops / (self.matmul_flops_per_s * self.attention_efficiency)
 
     def kernel_seconds(self, arithmetic_s: float, size_bytes: float) -> float:
-        """Returns the seconds of a kernel by a roofline of its arithmetic and its memory
-        traffic.
-        """
+        """Returns the seconds of a kernel by a roofline of its arithmetic and memory traffic."""
         return max(arithmetic_s, self.memory_seconds(size_bytes), self.launch_s)
 
     def memory_seconds(self, size_bytes: float) -> float:

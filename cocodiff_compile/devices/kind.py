@@ -20,9 +20,7 @@ from cocodiff_compile.topology.axes import Link
 
 @dataclass(frozen=True)
 class Transport:
-    """A transport is a process-group backend of torch.distributed for tensors of one kind of
-    device.
-    """
+    """A transport is a process-group backend of torch.distributed for one kind of device."""
 
     name: str
     why_not: Callable[[Installed], str]
@@ -65,9 +63,7 @@ class DeviceKind:
     triton: str = ""
     """The flavour of triton that Inductor's code needs; empty if none."""
     card_of: Callable[[Any], str] = lambda _properties: ""
-    """Returns, from a device's properties, an id that all devices of its card share; empty if
-    unknown.
-    """
+    """Returns, from its properties, an id that all devices of a card share; empty if unknown."""
     too_few: str = ""
     """What to check where a node has more ranks than devices."""
 

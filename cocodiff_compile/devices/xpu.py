@@ -6,16 +6,12 @@ It was never run: all figures are from documentation and source (docs/xpu.md).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.devices.installed import Installed, why_not_legacy
-from cocodiff_compile.devices.kind import (
-    DeviceKind,
-    MachineKind,
-    Transport,
-    why_not_built_in,
-)
+from cocodiff_compile.devices.installed import why_not_legacy
+from cocodiff_compile.devices.kind import DeviceKind, MachineKind, Transport, why_not_built_in
 from cocodiff_compile.topology.presets import GB, MICROSECOND, SLINGSHOT, TILE, XE_LINK
 
 # 256 TFLOP/s is what a bf16 GEMM reaches on a tile, no peak; models reach a part of it.
@@ -29,10 +25,6 @@ AURORA_TILE = Device(
     memory_efficiency=0.8,
     launch_s=5 * MICROSECOND,
 )
-
-
-def _why_not_ccl(installed: Installed) -> str:
-    return why_not_legacy("oneccl-bind-pt", installed)
 
 
 def _card(properties: Any) -> str:
@@ -49,7 +41,7 @@ XPU = DeviceKind(
         Transport("xccl", why_not_built_in("xccl")),
         Transport(
             "ccl",
-            _why_not_ccl,
+            partial(why_not_legacy, "oneccl-bind-pt"),
             legacy_packages=("intel-extension-for-pytorch", "oneccl-bind-pt"),
         ),
         Transport(

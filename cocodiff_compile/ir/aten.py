@@ -163,9 +163,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_alias_op(target: Any) -> bool:
-    """Returns whether an op computes nothing: it shows memory of its input, picks a result of it,
-    or returns no tensor.
-    """
+    """Returns whether an op computes nothing: it shows memory, picks a result, or has no tensor."""
     return target in _ALIASES or bool(getattr(target, "is_view", False))
 
 

@@ -40,8 +40,10 @@ def parse_all_to_all(start: Node) -> AllToAll | None:
     if not waits:
         return None
     wait = waits[0]
-    while (again := _only_user(wait)) is not None and again.target is WAIT:
-        wait = again  # functional wrappers may wait twice; the last wait is the one that counts
+    while [user.target for user in wait.users] == [WAIT]:
+        (wait,) = (
+            wait.users
+        )  # functional wrappers may wait twice; the last wait is the one that counts
     arguments = bound(start)
     return AllToAll(
         start=start,
@@ -51,10 +53,6 @@ def parse_all_to_all(start: Node) -> AllToAll | None:
         output_splits=_sizes(arguments["output_split_sizes"]),
         input_splits=_sizes(arguments["input_split_sizes"]),
     )
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _sizes(values: list[Any]) -> tuple[Size, ...]:

@@ -175,9 +175,7 @@ class UlyssesSite:
         return tuple(piece for exchange in self.exchanges for piece in exchange.pieces)
 
     def with_exchanges(self, rewritten: Mapping[Node, Exchange]) -> UlyssesSite:
-        """Returns this site with other exchanges, or pieces of such, in place of those that begin
-        at the given starts.
-        """
+        """Returns this site with other exchanges or pieces for those that begin at the starts."""
         q, k, v, o = (
             replace(leg, exchange=leg.exchange.with_pieces(rewritten)) for leg in self.legs
         )
@@ -190,9 +188,7 @@ class UlyssesSite:
 
 @dataclass(frozen=True)
 class Declined:
-    """Names something that looks like Ulysses and is left alone; `reason` is a sentence with
-    values.
-    """
+    """Names what looks like Ulysses and is left alone; `reason` is a sentence with values."""
 
     node: Node
     reason: str

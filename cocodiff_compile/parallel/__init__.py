@@ -1,6 +1,4 @@
-"""Runs diffusers transformers with Ulysses. diffusers itself is imported when `parallelize`
-runs.
-"""
+"""Runs diffusers transformers with Ulysses. diffusers is imported when `parallelize` runs."""
 
 from __future__ import annotations
 

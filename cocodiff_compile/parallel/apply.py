@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diffusers import ContextParallelConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from cocodiff_compile.parallel.check_model import check_model
 from cocodiff_compile.parallel.checked_call import check_calls
 from cocodiff_compile.parallel.make_mesh import at_least_one_device, make_mesh, resolve_degree
-from cocodiff_compile.parallel.plans import ModelPlan, plan_for
+from cocodiff_compile.parallel.plans import plan_for
 from cocodiff_compile.parallel.preparation import Preparation, check_prepared
 from cocodiff_compile.parallel.processors import replace_processors
 from cocodiff_compile.parallel.token_padding import TokenPadding
@@ -31,15 +30,11 @@ def apply_ulysses(
     model_plan = plan_for(model, plan)
     check_prepared(model, model_plan, degree)
     config = SharedRanks(ulysses_degree=degree, mesh=mesh or make_mesh(model, degree))
-    _set_up_groups(model, model_plan, config)
-    accept_uneven()
-    padding = TokenPadding(degree, model_plan.streams.names if model_plan.streams else ())
-    check_calls(model, Preparation(model, plan, config, padding))
-
-
-def _set_up_groups(model: nn.Module, plan: ModelPlan, config: ContextParallelConfig) -> None:
-    # First ours, which have what diffusers looks for.
-    replace_processors(model, plan)
+    # First our processors, which have what diffusers looks for.
+    replace_processors(model, model_plan)
     with at_least_one_device():
         # An empty plan: diffusers sets up groups, the processors' configs and the hooks are ours.
         model.enable_parallelism(config=config, cp_plan={})  # type: ignore[operator]
+    accept_uneven()
+    padding = TokenPadding(degree, model_plan.streams.names if model_plan.streams else ())
+    check_calls(model, Preparation(model, plan, config, padding))

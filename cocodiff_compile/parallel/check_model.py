@@ -55,9 +55,7 @@ def check_attentions(model: nn.Module, plan: ModelPlan, degree: int) -> None:
 
 
 def check_hooks(model: nn.Module, plan: ModelPlan) -> None:
-    """Raises ValueError for a diffusers hook that computes something else from a share of the
-    tokens.
-    """
+    """Raises ValueError for a diffusers hook that goes wrong with a share of the tokens."""
     for name, module in model.named_modules():
         registry: Any = module.__dict__.get("_diffusers_hook")
         for hook in [] if registry is None else registry.hooks.values():

@@ -1,6 +1,4 @@
-"""Finds and replaces an argument of a module's forward by name, whether it was passed by position
-or keyword.
-"""
+"""Finds and replaces an argument of a module's forward by name, however it was passed."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
+from cocodiff_compile.parallel.token_hook import CallArguments
+
 _ANY_ARGUMENTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Returns the module inside of wrappers that pass all arguments to the only module they hold,
-    as `torch.compile(block)` does.
-    """
+    """Returns the module inside of wrappers that pass all on, as `torch.compile(block)` does."""
     while not ForwardArguments.of(module).positions and len(module._modules) == 1:
         (inner,) = module._modules.values()
         if inner is None:
@@ -28,9 +26,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class ForwardArguments:
-    """Holds the positions of arguments. They are read once, because Dynamo cannot trace
-    inspect.signature.
-    """
+    """Holds the positions of arguments, read once: Dynamo cannot trace inspect.signature."""
 
     positions: Mapping[str, int]
 
@@ -49,7 +45,7 @@ class ForwardArguments:
 
     def replace(
         self, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> CallArguments:
         if name in kwargs:
             return args, {**kwargs, name: value}
         position = self.positions[name]

@@ -12,9 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 def resolve_degree(ulysses_degree: int | None, mesh: DeviceMesh | None) -> int:
-    """Returns the degree given by number, by mesh or by default. Raises ValueError if no group can
-    have it.
-    """
+    """Returns the degree by number, mesh or default. Raises ValueError if no group can have it."""
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
             "The process group is not initialised: call torch.distributed.init_process_group() on "
@@ -30,9 +28,7 @@ def resolve_degree(ulysses_degree: int | None, mesh: DeviceMesh | None) -> int:
 
 
 def make_mesh(model: nn.Module, degree: int) -> DeviceMesh:
-    """Returns a mesh in which neighbouring ranks form a Ulysses group. Every rank must call this,
-    in the same order.
-    """
+    """Returns a mesh whose Ulysses groups are neighbouring ranks, all of which call this."""
     device_type = next(model.parameters()).device.type
     shape = (dist.get_world_size() // degree, 1, degree)
     names = ("data", "ring", "ulysses")
@@ -43,9 +39,7 @@ def make_mesh(model: nn.Module, degree: int) -> DeviceMesh:
 
 @contextmanager
 def at_least_one_device() -> Iterator[None]:
-    """Makes torch report at least one accelerator: diffusers divides by their number, which is 0 on
-    a CPU-only machine.
-    """
+    """Makes torch report at least one accelerator, since diffusers divides by their number."""
     device_count = torch.accelerator.device_count
     if device_count() > 0:
         yield

@@ -24,15 +24,13 @@ import torch
 from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments, unwrapped
-from cocodiff_compile.parallel.token_hook import TokenHook
+from cocodiff_compile.parallel.token_hook import CallArguments, KeyedHook, TokenHook
 from cocodiff_compile.parallel.token_padding import IMAGE, TEXT, TokenPadding
 
 
 @dataclass(frozen=True)
 class JointMask:
-    """Describes where a joint mask enters. `module` may be a ModuleList, which means each of its
-    modules.
-    """
+    """Describes where a joint mask enters: at `module`, or at each module of a ModuleList."""
 
     module: str
     text_first: bool
@@ -42,11 +40,7 @@ class JointMask:
 
 
 def interleave_ranks(
-    mask: torch.Tensor,
-    num_first: int,
-    num_second: int,
-    degree: int,
-    pads: tuple[int, int] = (0, 0),
+    mask: torch.Tensor, num_first: int, num_second: int, degree: int, pads: tuple[int, int] = (0, 0)
 ) -> torch.Tensor:
     """Reorders [..., degree * (first + second)] from all first before all second to rank by rank.
 
@@ -75,11 +69,9 @@ def extend_mask(mask: torch.Tensor, pad: int) -> torch.Tensor:
 
 def mask_hooks(
     model: nn.Module, masks: Sequence[JointMask], padding: TokenPadding
-) -> list[tuple[str, nn.Module, TokenHook]]:
-    """Returns hooks for the modules that `masks` name; they run after the hooks that split the
-    tokens.
-    """
-    hooks: list[tuple[str, nn.Module, TokenHook]] = []
+) -> list[KeyedHook]:
+    """Returns hooks for the modules that `masks` name; they run after tokens are split."""
+    hooks: list[KeyedHook] = []
     for joint in masks:
         module = model.get_submodule(joint.module)
         targets = module if isinstance(module, nn.ModuleList) else [module]
@@ -89,17 +81,13 @@ def mask_hooks(
     return hooks
 
 
+@dataclass(eq=False)
 class _OrderMaskHook(TokenHook):
-    def __init__(
-        self, joint: JointMask, arguments: ForwardArguments, padding: TokenPadding
-    ) -> None:
-        self.joint = joint
-        self.arguments = arguments
-        self.padding = padding
+    joint: JointMask
+    arguments: ForwardArguments
+    padding: TokenPadding
 
-    def pre_forward(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         mask = self.arguments.get(self.joint.mask, args, kwargs)
         if mask is None:
             return args, kwargs

@@ -214,9 +214,7 @@ def _z_image(model: nn.Module) -> Mapping[str, Any]:
 
 
 def _fill_z_image_rope(model: nn.Module) -> None:
-    """Fills the RoPE table, which the model would make at its first call, where a graph can neither
-    trace nor keep it.
-    """
+    """Fills the RoPE table, which a graph can neither trace nor keep if made at the first call."""
     rope: Any = model.rope_embedder
     if rope.freqs_cis is None:
         device = next(model.parameters()).device

@@ -14,6 +14,7 @@ made while tracing; Dynamo traces again when a processor or a module that it rea
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ from cocodiff_compile.parallel.mask_order import mask_hooks
 from cocodiff_compile.parallel.plans import ModelPlan, plan_for
 from cocodiff_compile.parallel.processors import replace_processors
 from cocodiff_compile.parallel.split_tokens import check_shards, token_hooks
-from cocodiff_compile.parallel.token_hook import HookedModules, TokenHook
+from cocodiff_compile.parallel.token_hook import CallArguments, HookedModules, TokenHook
 from cocodiff_compile.parallel.token_padding import TokenPadding
 from cocodiff_compile.parallel.uneven_attention import UlyssesConfig
 
@@ -57,9 +58,7 @@ class Preparation(TokenHook):
         """Whether the model was checked for the call that is in progress."""
         self._prepare(plan_for(model, user_plan))
 
-    def pre_forward(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         """Checks the model where `forward` is called directly."""
         if not self.is_current:
             self.renew()
@@ -82,7 +81,7 @@ class Preparation(TokenHook):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _renew(self) -> str | None:
         now = self._snapshot()
-        if len(now) == len(self._seen) and all(map(_is_same, now, self._seen)):
+        if len(now) == len(self._seen) and all(map(operator.is_, now, self._seen)):
             return None
         try:
             plan = plan_for(self._model, self._user_plan)
@@ -111,9 +110,7 @@ class Preparation(TokenHook):
         self._seen = self._snapshot()
 
     def _give_configs(self, plan: ModelPlan) -> None:
-        """Gives every attention that exchanges heads its groups, and the streams that its keys
-        consist of.
-        """
+        """Gives every attention that exchanges heads its groups, and the streams of its keys."""
         for name, module in self._model.named_modules():
             processor: Any = getattr(module, "processor", None)
             if not hasattr(processor, "_parallel_config") or plan.is_whole(name):
@@ -158,14 +155,8 @@ def _is_attention(module: nn.Module) -> bool:
     return getattr(module, "processor", None) is not None
 
 
-def _is_same(now: Any, seen: Any) -> bool:
-    return now is seen
-
-
 def _watched(model: nn.Module, hooked: list[nn.Module]) -> Iterator[nn.Module]:
-    """Returns the attentions with their projections, the hooked modules, and all modules that
-    contain them.
-    """
+    """Returns the attentions with their projections, the hooked modules, and all around them."""
     by_name = dict(model.named_modules())
     names = {name for name, module in by_name.items() if module in hooked}
     for name, module in by_name.items():

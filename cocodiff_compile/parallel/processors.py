@@ -1,6 +1,4 @@
-"""Defines attention processors that exchange heads, for classes whose own do not, or do it
-wrongly.
-"""
+"""Defines attention processors that exchange heads, where a class's own do not or do it wrongly."""
 
 from __future__ import annotations
 
@@ -10,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from diffusers.hooks._helpers import AttentionProcessorRegistry
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.attention_processor import (
-    FusedJointAttnProcessor2_0,
-    JointAttnProcessor2_0,
-)
+from diffusers.models.attention_processor import FusedJointAttnProcessor2_0, JointAttnProcessor2_0
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor, apply_rotary_emb
 from diffusers.models.transformers.transformer_ltx2 import (
     LTX2AudioVideoAttnProcessor,
@@ -90,9 +85,7 @@ class UlyssesJointAttnProcessor(_UlyssesProcessor):
 
 
 class UlyssesFusedJointAttnProcessor(UlyssesJointAttnProcessor):
-    """Replaces FusedJointAttnProcessor2_0, which projects all three in one matmul, and exchanges
-    heads.
-    """
+    """Replaces FusedJointAttnProcessor2_0, with its one matmul, and exchanges heads."""
 
     def _image_legs(self, attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return _legs(attn, attn.to_qkv(x).chunk(3, dim=-1))
@@ -261,9 +254,7 @@ class UlyssesQwenAttnProcessor(_UlyssesProcessor):
     def _joint_mask(
         self, text_mask: torch.Tensor | None, num_text: int, num_image: int
     ) -> torch.Tensor | None:
-        """Returns a mask [batch, 1, 1, tokens], rank by rank as after the exchange; images are
-        never masked.
-        """
+        """Returns a mask [batch, 1, 1, tokens] in the order after the exchange, ones for images."""
         if text_mask is None:
             return None
         degree = self._parallel_config.context_parallel_config.ulysses_degree
@@ -291,9 +282,7 @@ REPLACED: Mapping[type, type[_UlyssesProcessor]] = {
 
 
 def _register_for_hooks() -> None:
-    """Makes diffusers' hooks that skip an attention treat these processors like those they
-    replace.
-    """
+    """Makes diffusers' hooks that skip an attention treat these processors like the stock ones."""
     AttentionProcessorRegistry._register()
     for stock, ours in REPLACED.items():
         if stock in AttentionProcessorRegistry._registry:
@@ -302,9 +291,7 @@ def _register_for_hooks() -> None:
 
 
 def replace_processors(model: nn.Module, plan: ModelPlan) -> None:
-    """Replaces the stock processors of the sharded part's attentions where `REPLACED` has another
-    one.
-    """
+    """Replaces the stock processors of sharded attentions where `REPLACED` has another one."""
     _register_for_hooks()
     for name, module in model.named_modules():
         stock: Any = getattr(module, "processor", None)

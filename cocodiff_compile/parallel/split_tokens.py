@@ -8,6 +8,7 @@ cannot trace in one graph, fails on an argument left at its default, and raises 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from cocodiff_compile.parallel.forward_arguments import ForwardArguments, unwrapped
 from cocodiff_compile.parallel.plans import ModelPlan
-from cocodiff_compile.parallel.token_hook import TokenHook
+from cocodiff_compile.parallel.token_hook import CallArguments, KeyedHook, TokenHook
 from cocodiff_compile.parallel.token_padding import TokenPadding, missing, pad_end
 
 _GRADIENTS_ARE_ON = (
@@ -27,9 +28,7 @@ _GRADIENTS_ARE_ON = (
 
 
 def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
-    """Raises ValueError if a plan names a module, or an argument of its forward, that does not
-    exist.
-    """
+    """Raises ValueError if a plan names a module, or an argument of it, that does not exist."""
     for pattern, entry in shards.items():
         names = [k for k in entry if isinstance(k, str)] if isinstance(entry, Mapping) else []
         for module in _modules(model, pattern):
@@ -44,7 +43,7 @@ def check_shards(model: nn.Module, shards: Mapping[str, Any]) -> None:
 
 def token_hooks(
     model: nn.Module, plan: ModelPlan, config: ContextParallelConfig, padding: TokenPadding
-) -> list[tuple[str, nn.Module, TokenHook]]:
+) -> list[KeyedHook]:
     """Returns a hook for every module that the plan names, with a stable key."""
     return [
         (f"{pattern}[{index}]", module, _hook_for(pattern, module, plan, config, padding))
@@ -68,27 +67,21 @@ def _hook_for(
     known, entry = plan.streams, plan.shards[pattern]
     if isinstance(entry, Mapping):
         streams = None if known is None else {key: known.split_at(pattern, key) for key in entry}
-        arguments = ForwardArguments.of(module)
-        return SplitTokensHook(pattern, entry, arguments, config, padding, streams)
+        name, arguments = pattern or "the model", ForwardArguments.of(module)
+        return SplitTokensHook(name, entry, arguments, config, padding, streams)
     outputs = [entry] if isinstance(entry, ContextParallelOutput) else list(entry)
     stream = None if known is None else known.gathered_at(pattern)
     return GatherTokensHook(outputs, config, padding, stream)
 
 
+@dataclass(eq=False)
 class GatherTokensHook(TokenHook):
     """Joins the ranks' shares of a module's outputs, and cuts off the padding of the `stream`."""
 
-    def __init__(
-        self,
-        outputs: Sequence[ContextParallelOutput | None],
-        config: ContextParallelConfig,
-        padding: TokenPadding,
-        stream: str | None,
-    ) -> None:
-        self.outputs = outputs
-        self.config = config
-        self.padding = padding
-        self.stream = stream
+    outputs: Sequence[ContextParallelOutput | None]
+    config: ContextParallelConfig
+    padding: TokenPadding
+    stream: str | None
 
     def post_forward(self, output: Any) -> Any:
         shares = [output] if isinstance(output, torch.Tensor) else list(output)
@@ -105,14 +98,11 @@ class GatherTokensHook(TokenHook):
         return gathered[0] if isinstance(output, torch.Tensor) else tuple(gathered)
 
     def _gather(self, share: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
-        whole = EquipartitionSharder.unshard(share, dim, self.config._flattened_mesh)
-        return _cut_end(whole, dim, pad) if pad else whole
+        whole: torch.Tensor = EquipartitionSharder.unshard(share, dim, self.config._flattened_mesh)
+        return whole.narrow(dim, 0, whole.shape[dim] - pad) if pad else whole
 
 
-def _cut_end(tensor: torch.Tensor, dim: int, pad: int) -> torch.Tensor:
-    return tensor.narrow(dim, 0, tensor.shape[dim] - pad)
-
-
+@dataclass(eq=False)
 class SplitTokensHook(TokenHook):
     """Keeps this rank's share of the inputs (named) and outputs (numbered) that `splits` lists.
 
@@ -123,26 +113,19 @@ class SplitTokensHook(TokenHook):
     refused.
     """
 
-    def __init__(
-        self,
-        module_name: str,
-        splits: Mapping[Any, Any],
-        arguments: ForwardArguments,
-        config: ContextParallelConfig,
-        padding: TokenPadding,
-        streams: Mapping[Any, str | None] | None,
-    ) -> None:
-        self.module_name = module_name or "the model"
-        self.inputs = {k: s for k, s in splits.items() if not getattr(s, "split_output", False)}
-        self.outputs = {k: s for k, s in splits.items() if getattr(s, "split_output", False)}
-        self.arguments = arguments
-        self.config = config
-        self.padding = padding
-        self.streams = streams
+    module_name: str
+    splits: Mapping[Any, Any]
+    arguments: ForwardArguments
+    config: ContextParallelConfig
+    padding: TokenPadding
+    streams: Mapping[Any, str | None] | None
 
-    def pre_forward(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __post_init__(self) -> None:
+        splits = self.splits.items()
+        self.inputs = {key: s for key, s in splits if not getattr(s, "split_output", False)}
+        self.outputs = {key: s for key, s in splits if getattr(s, "split_output", False)}
+
+    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         for name, split in self.inputs.items():
             value = self.arguments.get(name, args, kwargs)
             self._note(name, value, split)
@@ -165,18 +148,14 @@ class SplitTokensHook(TokenHook):
         return tuple(shares)
 
     def _note(self, key: Any, value: Any, split: Any) -> None:
-        """Records how many tokens a stream has in this call, for the attentions and the gathering
-        hook.
-        """
+        """Records a stream's tokens in this call, for the attentions and the gathering hook."""
         stream = None if self.streams is None else self.streams[key]
         if stream is not None:
             num_tokens = value.shape[split.split_dim] if _is_split(value, split) else None
             self.padding.set(stream, num_tokens)
 
     def _is_alike_for_all(self, name: str, value: Any, split: Any) -> bool:
-        """Returns whether one entry, such as a timestep, serves all tokens and is no token
-        itself.
-        """
+        """Returns whether one entry, such as a timestep, serves all tokens and is no token."""
         is_stream = self.streams is None or self.streams[name] is not None
         return not is_stream and _is_split(value, split) and value.shape[split.split_dim] == 1
 

@@ -43,9 +43,7 @@ class TokenStreams:
         return _first_match(self.gathers, module)
 
     def keys_of(self, attention: str, processor: Any) -> tuple[str, ...] | None:
-        """Returns the streams of an attention's keys; None if unknown, as for adapters that attend
-        to more than the model's tokens.
-        """
+        """Returns the streams of an attention's keys; None if unknown, as with adapters."""
         if "IPAdapter" in type(processor).__name__:
             return None
         return _first_match(self.keys, attention)

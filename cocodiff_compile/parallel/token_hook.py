@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
+
+CallArguments: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
+"""The positional and the named arguments of a call."""
 
 
 class TokenHook:
     """Defines what happens to a module's inputs and outputs; by default nothing."""
 
-    def pre_forward(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         return args, kwargs
 
     def post_forward(self, output: Any) -> Any:
         return output
+
+
+KeyedHook: TypeAlias = "tuple[str, nn.Module, TokenHook]"
+"""A hook with its key, and the module it is on."""
 
 
 class HookedForward:
@@ -62,7 +67,7 @@ class HookedModules:
     def __init__(self) -> None:
         self._forwards: list[tuple[nn.Module, tuple[str, ...], HookedForward]] = []
 
-    def hook(self, wanted: Sequence[tuple[str, nn.Module, TokenHook]]) -> None:
+    def hook(self, wanted: Sequence[KeyedHook]) -> None:
         """Makes the hooks `wanted` run, in this order, and no others.
 
         A hook is identified by its key: one with the same key on the same module is kept.

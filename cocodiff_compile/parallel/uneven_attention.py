@@ -24,13 +24,7 @@ from diffusers.models.attention_dispatch import (
     _AttentionBackendRegistry,
 )
 
-from cocodiff_compile.parallel.token_padding import (
-    Span,
-    TokenPadding,
-    keep_rows,
-    missing,
-    pad_end,
-)
+from cocodiff_compile.parallel.token_padding import Span, TokenPadding, keep_rows, missing, pad_end
 
 _IS_OURS = "_cocodiff_accepts_uneven"
 
@@ -52,9 +46,7 @@ class UlyssesConfig(ParallelConfig):  # type: ignore[misc]
     """The streams whose shares make up a rank's keys, in order; None if unknown."""
 
     def has_padded_keys(self) -> bool:
-        """Returns whether keys are padded. Raises ValueError if some tokens are padded and that is
-        unknown.
-        """
+        """Returns whether keys are padded. Raises ValueError if that is unknown and tokens are."""
         if self.key_streams is not None:
             return self.padding.is_padded(self.key_streams)
         if self.padding.is_padded(self.padding.streams):
@@ -67,9 +59,7 @@ class UlyssesConfig(ParallelConfig):  # type: ignore[misc]
 
 
 def accept_uneven() -> None:
-    """Wraps every attention backend of diffusers that can run Ulysses, once per backend and
-    process.
-    """
+    """Wraps every attention backend of diffusers that can run Ulysses, once in a process."""
     registry = _AttentionBackendRegistry
     for value in sorted(registry._supports_context_parallel):
         name = AttentionBackendName(value)
@@ -100,7 +90,9 @@ def _attend_uneven(
     degree, heads = config.context_parallel_config.ulysses_degree, query.shape[2]
     _refuse_unsupported(call)
     group = config.context_parallel_config._ulysses_mesh.get_group()
-    spans = _real_keys(config, key.shape[1])
+    spans: list[Span] = []
+    if config.has_padded_keys():
+        spans = config.padding.real_rows(config.key_streams or (), key.shape[1])
     whole = {name: _gather_tokens(call[name], degree, group) for name in ("query", "key", "value")}
     if spans:
         whole |= {name: keep_rows(whole[name], 1, spans) for name in ("key", "value")}
@@ -119,13 +111,6 @@ def _refuse_unsupported(call: dict[str, Any]) -> None:
             "Tokens or heads that do not divide by the Ulysses degree run for inference only: call "
             "the model under torch.no_grad() or torch.inference_mode()."
         )
-
-
-def _real_keys(config: UlyssesConfig, num_local: int) -> list[Span]:
-    """Returns the spans of real keys; an empty list if no key is padded."""
-    if not config.has_padded_keys():
-        return []
-    return config.padding.real_rows(config.key_streams or (), num_local)
 
 
 def fit_mask(

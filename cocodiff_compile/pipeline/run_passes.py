@@ -50,9 +50,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Stage:
-    """A place in the pipeline. `choose` looks at the graph and says what is done to it; None where
-    the stage is turned off.
-    """
+    """A place in the pipeline. `choose` says what is done to a graph; None if it is turned off."""
 
     name: str
     choose: Callable[[Graph, Recognition], Chosen | None]
@@ -72,9 +70,6 @@ class PassRecord:
     seconds: float
     estimate: ScheduleEstimate | None = None
 
-    def without_recognition(self) -> PassRecord:
-        return replace(self, result=replace(self.result, recognition=None))
-
 
 @dataclass(frozen=True)
 class PipelineReport:
@@ -84,7 +79,7 @@ class PipelineReport:
     refused: str = ""
     decision: Decision = field(default_factory=Decision)
     fingerprint: str = ""
-    """Tells the captured graph apart from others."""
+    """Tells the captured graph apart from others; empty where nobody asks for it."""
     kind: str = EXACT
     """The kind of denoising step, with V-Major."""
 
@@ -94,7 +89,9 @@ class PipelineReport:
         """
         passes = self.passes
         if record.result.recognition is not None:
-            passes = tuple(item.without_recognition() for item in passes)
+            passes = tuple(
+                replace(item, result=replace(item.result, recognition=None)) for item in passes
+            )
         decision = replace(self.decision, **decided)
         return replace(self, passes=(*passes, record), decision=decision)
 
@@ -133,10 +130,8 @@ class Pipeline:
 
     def run(self, module: GraphModule, before: PipelineReport | None = None) -> PipelineReport:
         """Runs every stage on `module`, in place; `before` is the report of stages already run."""
-        if before is None:
-            before = self._begin(module)
-        report = before
-        for stage in self.stages if not before.refused else ():
+        report = before or self._begin(module)
+        for stage in self.stages if not report.refused else ():
             report = self._run_stage(stage, module, report)
         return report
 

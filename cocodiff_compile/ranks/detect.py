@@ -41,18 +41,14 @@ class RankLocation:
 
 @dataclass(frozen=True)
 class Detected:
-    """Holds the topology of a live group, and sentences about what of the machine could not be
-    used.
-    """
+    """Holds the topology of a live group, and why some of the machine could not be used."""
 
     topology: Topology
     reasons: tuple[str, ...] = ()
 
 
 def detect(locations: Sequence[RankLocation]) -> Detected:
-    """Returns the axes of a group whose ranks, in group order, run at these locations. It is a pure
-    function.
-    """
+    """Returns the axes of a group whose ranks, in group order, run at these locations."""
     kind = device_kind(locations[0].device_type).machine
     per_host, reason = _equal_runs([location.host for location in locations], "hosts")
     if reason:
@@ -99,9 +95,7 @@ def _ranks_per_card(locations: Sequence[RankLocation], per_host: int) -> tuple[i
 
 
 def split_axes(axes: Sequence[Axis]) -> list[Axis]:
-    """Splits composite axes of 4 ranks or more into two, the largest first, up to three axes in
-    all.
-    """
+    """Splits composite axes of 4 ranks or more in two, largest first, up to three axes in all."""
     split = list(axes)
     whole = sorted(split, key=lambda axis: -axis.size)
     for axis in whole:

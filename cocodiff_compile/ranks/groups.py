@@ -22,9 +22,7 @@ _made: PerWorld[dict[tuple[int, ...], Any]] = PerWorld(dict)
 
 
 def make_machine(ranks: tuple[int, ...], topology: Topology) -> Machine:
-    """Returns the machine under the Ulysses group of `ranks`. All of them must call this at the
-    same time.
-    """
+    """Returns the machine under the Ulysses group of `ranks`, all of which call this at once."""
     groups = make_groups(ranks, topology, axis_sets(topology)[1:])
     return Machine(topology, {axes: group.group_name for axes, group in groups.items()})
 
@@ -42,9 +40,7 @@ def make_groups(
 
 
 def forget_groups() -> None:
-    """Makes later calls create new groups: a collective that timed out leaves its group
-    unusable.
-    """
+    """Makes later calls create new groups: a collective that timed out breaks its group."""
     _made.clear()
 
 

@@ -18,7 +18,7 @@ fails instead of hanging.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import fmean, median
@@ -43,9 +43,7 @@ FIRST_READINGS = 0.4
 GRACE = 5
 """How many times its share the first reading of the two smallest sizes may take."""
 MIN_READINGS, MAX_READINGS = 3, 20
-"""A size with fewer readings is dropped if others have more: one reading on a busy machine says
-little.
-"""
+"""A size with fewer readings is dropped if others have more: a single one says little."""
 CLEARLY_SLOWER = 1.35
 """Phases that take this many times as long as the flat exchange need no second reading."""
 CONCURRENT_SHARE = 0.5
@@ -53,9 +51,7 @@ CONCURRENT_SHARE = 0.5
 CONCURRENT_READINGS = 5
 MIN_REPEATS = 3
 BURST_S = 0.02
-"""A reading repeats each exchange as often as fits into this time, so that earlier traffic has less
-weight.
-"""
+"""A reading repeats each exchange for this long, so that earlier traffic has less weight."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +77,17 @@ def probe(
     """
     try:
         bench = _Bench(group_for_axes, topology, device, timedelta(seconds=collective_timeout_s))
-        readings = _first_readings(bench, FIRST_READINGS * budget_s)
-        open_sizes = [
-            size
-            for size in readings
-            if not _phases_are_slower(topology, bench.axes, readings[size][0])
-        ]
-        _more_readings(bench, {size: readings[size] for size in open_sizes}, budget_s)
+        return _probed(bench, topology, budget_s)
     except (RuntimeError, ValueError) as error:
         return Probed(topology, f"the probe failed, nothing was measured: {error}")
+
+
+def _probed(bench: _Bench, topology: Topology, budget_s: float) -> Probed:
+    readings = _first_readings(bench, FIRST_READINGS * budget_s)
+    open_sizes = [
+        size for size in readings if not _phases_are_slower(topology, bench.axes, readings[size][0])
+    ]
+    _more_readings(bench, {size: readings[size] for size in open_sizes}, budget_s)
     often = {
         size: all_
         for size, all_ in readings.items()
@@ -100,10 +98,7 @@ def probe(
         return Probed(topology, reason)
     # Few readings say more than none.
     alone = _curves(bench.axes, often if len(often) >= 2 else readings)
-    try:
-        concurrent = _concurrent_readings(bench, alone, budget_s)
-    except (RuntimeError, ValueError) as error:
-        return Probed(topology, f"the probe failed, nothing was measured: {error}")
+    concurrent = _concurrent_readings(bench, alone, budget_s)
     return Probed(replace(topology, measured=(*alone, *concurrent)))
 
 
@@ -112,9 +107,7 @@ _Readings: TypeAlias = "dict[float, list[list[float]]]"
 
 
 def _first_readings(bench: _Bench, budget_s: float) -> _Readings:
-    """Reads each size once, while the next one should fit into the budget; the first two sizes may
-    take longer.
-    """
+    """Reads each size once while the budget should allow; the first two may take longer."""
     readings: _Readings = {}
     bench.read(SIZES_BYTES[0], repeats=1)  # not counted: connections and memory are new
     last_s = before_last_s = 0.0
@@ -129,9 +122,7 @@ def _first_readings(bench: _Bench, budget_s: float) -> _Readings:
 
 
 def _more_readings(bench: _Bench, readings: _Readings, budget_s: float) -> None:
-    """Adds readings until the budget is used up, always of the size that had the least time so far
-    and fits.
-    """
+    """Adds readings within the budget, always of the fitting size that had the least time."""
     repeats = {
         size: max(MIN_REPEATS, round(BURST_S / max(first))) for size, (first,) in readings.items()
     }
@@ -203,9 +194,7 @@ def _concurrent_readings(
 
 
 class _Bench:
-    """Holds the live groups, in an order that is the same on all ranks, and the time used so
-    far.
-    """
+    """Holds the live groups, in the same order on all ranks, and the time used so far."""
 
     def __init__(
         self,
@@ -226,23 +215,17 @@ class _Bench:
         self.used_s = 0.0
 
     def read(self, size_bytes: float, repeats: int) -> list[float]:
-        """Returns the seconds of one exchange along each of `axes`, the same numbers on every
-        rank.
-        """
+        """Returns the seconds of one exchange along each of `axes`, the same on every rank."""
         buffer = self._buffer(size_bytes)
         times: list[list[float]] = [[] for _ in self._groups]
         for sequence in self._sequences:
             for _ in range(repeats):
                 for index in sequence:
                     times[index].append(self._time(self._groups[index], buffer))
-        used_s = time.monotonic() - self._started
-        *agreed, self.used_s = self._agree([*map(fmean, times), used_s], self._timeout)
-        return agreed
+        return self._agree_on_reading(map(fmean, times))
 
     def read_concurrent(self, size_bytes: float) -> list[float]:
-        """Returns the seconds of one of several concurrent exchanges along each of `axes`, without
-        the copies.
-        """
+        """Returns the seconds of one of several concurrent exchanges along each of `axes`."""
         buffer = self._buffer(size_bytes)
         times = []
         for group in self._groups[1:]:
@@ -253,6 +236,9 @@ class _Bench:
                 work.wait()
             torch.get_device_module(self._device).synchronize()
             times.append((time.monotonic() - begin) / IN_FLIGHT)
+        return self._agree_on_reading(times)
+
+    def _agree_on_reading(self, times: Iterable[float]) -> list[float]:
         used_s = time.monotonic() - self._started
         *agreed, self.used_s = self._agree([*times, used_s], self._timeout)
         return agreed
@@ -275,12 +261,9 @@ class _Bench:
         if group is None:
             _copy_twice(buffer, self._num_ranks)
         else:
-            self._exchange(group, buffer)
+            self._start(group, buffer)[0].wait()
         torch.get_device_module(self._device).synchronize()
         return time.monotonic() - begin
-
-    def _exchange(self, group: dist.ProcessGroup, buffer: Tensor) -> None:
-        self._start(group, buffer)[0].wait()
 
     def _start(self, group: dist.ProcessGroup, buffer: Tensor) -> tuple[dist.Work, Tensor]:
         """Starts an exchange into new memory, as a compiled graph does."""
@@ -290,9 +273,7 @@ class _Bench:
         return group.alltoall_base(received, buffer, [], [], options), received
 
     def _agree(self, seconds: list[float], timeout: timedelta) -> list[float]:
-        """Returns the mean over all ranks. It sums whole nanoseconds, whose sum does not depend on
-        the order.
-        """
+        """Returns the mean over ranks, by a sum of whole nanoseconds, whose order is free."""
         values = torch.tensor([round(s * 1e9) for s in seconds], device=self._device)
         options = dist.AllreduceOptions()
         options.timeout = timeout  # what is reduced with is a sum unless set
@@ -301,9 +282,7 @@ class _Bench:
 
 
 def _sequences(parts: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[list[int]]:
-    """Returns the indices in `parts` that are measured alternately: copies, some axes, the other
-    axes; all axes by themselves.
-    """
+    """Returns the places in `parts` measured alternately: copies, axes, the others; all alone."""
     sequences = []
     for index, axes in enumerate(parts):
         rest = tuple(name for name in names if name not in axes)

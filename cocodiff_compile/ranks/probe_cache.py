@@ -41,9 +41,7 @@ def probe_wanted() -> bool:
 
 
 def cache_key(topology: Topology, locations: Sequence[RankLocation], backend: str) -> str:
-    """Returns a key that is the same for clusters of the same shape, whatever the names of their
-    hosts.
-    """
+    """Returns a key that is the same for clusters of one shape, whatever their hosts' names."""
     hosts = list(dict.fromkeys(location.host for location in locations))
     shape = {
         "schema": SCHEMA,
@@ -88,9 +86,7 @@ def describe_file(key: str) -> str:
 
 
 def file_of(key: str) -> Path:
-    """Returns the path of a key. Raises RuntimeError if neither a cache nor a home folder is
-    known.
-    """
+    """Returns the path of a key. Raises RuntimeError without a cache folder and a home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = Path(base) if base else Path.home() / ".cache"
     return folder / "cocodiff" / f"probe-{key}.json"

@@ -18,6 +18,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
 )
 from cocodiff_compile.ir.attention_ops import ATTENTION_OPS
+from cocodiff_compile.ir.records import Role
 from cocodiff_compile.recognize.walk import between, walk_back
 
 
@@ -33,9 +34,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """Describes one attention: its operands by role, the tensor it returns, and the token dim of
-    that tensor.
-    """
+    """Describes one attention: its operands by role, and the tensor that it returns."""
 
     form: Literal["fused", "decomposed"]
     nodes: tuple[Node, ...]
@@ -48,6 +47,10 @@ class AttentionCore:
     is_causal: bool
     unsupported: str = ""
     """Why no pass may change it, whatever surrounds it."""
+
+    @property
+    def operands(self) -> dict[Role, Operand]:
+        return {"q": self.q, "k": self.k, "v": self.v}
 
 
 def find_attention_cores(graph: Graph) -> list[AttentionCore]:

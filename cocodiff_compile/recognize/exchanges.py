@@ -11,7 +11,7 @@ from cocodiff_compile.ir.aten import ALL_TO_ALL, SLICING, WAIT, is_view
 from cocodiff_compile.ir.collectives import AllToAll, parse_all_to_all
 from cocodiff_compile.ir.parts import rejoined
 from cocodiff_compile.ir.records import Role
-from cocodiff_compile.recognize.attention_cores import AttentionCore, Operand
+from cocodiff_compile.recognize.attention_cores import AttentionCore
 from cocodiff_compile.recognize.walk import Reached, are_inputs, walk_back, walk_forward
 
 
@@ -31,9 +31,7 @@ class Exchanges:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Holds the exchanges that an attention reads from, per role, and those that its result goes
-    into.
-    """
+    """Holds the exchanges that an attention reads from, per role, and those it writes to."""
 
     ways_in: Mapping[Role, list[Reached]]
     ways_out: list[Reached]
@@ -52,8 +50,7 @@ class Surroundings:
         collectives: dict[Role, Node] = {}
         behind: list[AllToAll] = []
         from_outside: set[Role] = set()
-        operands: dict[Role, Operand] = {"q": core.q, "k": core.k, "v": core.v}
-        for role, operand in operands.items():
+        for role, operand in core.operands.items():
             reached = walk_back(operand.node)
             if are_inputs(reached):
                 from_outside.add(role)
@@ -85,12 +82,8 @@ class Surroundings:
 
 
 def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Node]:
-    waits = [
-        way.barrier
-        for way in reached
-        if way.barrier.target is WAIT and way.barrier not in exchanges.by_wait
-    ]
-    return [wait.all_input_nodes[0] for wait in waits]
+    waits = (way.barrier for way in reached if way.barrier.target is WAIT)
+    return [wait.all_input_nodes[0] for wait in waits if wait not in exchanges.by_wait]
 
 
 def before_views(node: Node) -> Node:
@@ -110,9 +103,7 @@ def view_path(source: Node, end: Node) -> tuple[Node, ...]:
 
 
 def views_after(wait: Node) -> tuple[Node, ...]:
-    """Returns the chain of views that a result runs through; of several readers, the first that is
-    a view.
-    """
+    """Returns the chain of views that a result runs through, the first view of several."""
     path = [wait]
     while ahead := _next_view(path[-1]):
         path += ahead
@@ -120,9 +111,7 @@ def views_after(wait: Node) -> tuple[Node, ...]:
 
 
 def _next_view(node: Node) -> tuple[Node, ...]:
-    """Returns the path to the next view of all of `node`: a reader, or a concatenation of all its
-    parts.
-    """
+    """Returns the path to the next view of all of `node`: a reader, or all its parts joined."""
     for reader in node.users:
         if is_view(reader):
             return (reader,)

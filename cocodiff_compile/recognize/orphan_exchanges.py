@@ -1,6 +1,4 @@
-"""Explains exchanges that no recognised attention touches: they carry something else, or their
-attention is unknown.
-"""
+"""Explains exchanges that no recognised attention touches: of something else or an unknown one."""
 
 from __future__ import annotations
 
@@ -117,9 +115,7 @@ def _starts_ahead(
 
 
 def _may_scatter_heads(item: AllToAll) -> bool:
-    """Returns whether an exchange sends columns of a GEMM, as heads are; experts exchange whole
-    rows.
-    """
+    """Returns whether an exchange sends columns of a GEMM, as of heads; experts send whole rows."""
     behind = [way for way in walk_back(item.source) if way.barrier.target in MATMUL]
     path = behind[0].path if behind else view_path(before_views(item.source), item.source)
     packed = trace_root(path)

@@ -1,6 +1,4 @@
-"""Finds the GEMMs before an input exchange and after an output exchange, and the columns of a fused
-GEMM that belong to a leg.
-"""
+"""Finds the GEMMs around exchanges, and the columns of a fused one that belong to a leg."""
 
 from __future__ import annotations
 
@@ -28,22 +26,16 @@ def projections_before(source: Node, part: Cut | None, batch: Size) -> tuple[Pro
 
 def projections_after(wait: Node) -> tuple[Projection, ...]:
     """Returns the GEMMs that read the result of an output exchange."""
+    gemms = [way.barrier for way in walk_forward(wait) if way.barrier.target in PROJECTION]
+    shapes = map(shape_of, gemms)
     return tuple(
-        Projection(
-            node=reached.barrier,
-            rows=math.prod(shape_of(reached.barrier)[:-1]),
-            out_features=shape_of(reached.barrier)[-1],
-            columns=None,
-        )
-        for reached in walk_forward(wait)
-        if reached.barrier.target in PROJECTION
+        Projection(node, math.prod(shape[:-1]), shape[-1], columns=None)
+        for node, shape in zip(gemms, shapes, strict=True)
     )
 
 
 def _owners(source: Node, part: Cut | None) -> list[Node]:
-    """Returns the operands of a packing concatenation that `part` covers; `source` itself if there
-    are none.
-    """
+    """Returns the operands of a packing concatenation that `part` covers, else `source` itself."""
     if part is None or not is_concatenation(source):
         return [source]
     tensors = bound(source)["tensors"]
@@ -71,8 +63,6 @@ def _projection(reached: Reached, part: Cut | None) -> Projection:
 
 
 def _without_modulation(projections: tuple[Projection, ...], batch: Size) -> tuple[Projection, ...]:
-    """Drops GEMMs with one row per sample if others have more rows: they compute scales, not
-    projections.
-    """
+    """Drops GEMMs with one row per sample if others have more: they compute scales."""
     tokens = tuple(item for item in projections if not same(item.rows, batch))
     return tokens or projections

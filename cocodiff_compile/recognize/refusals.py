@@ -30,9 +30,7 @@ class Refused(Exception):
 
 
 def refuse_missing(core: AttentionCore, around: Surroundings) -> None:
-    """Raises Refused unless query, key and value come from one all-to-all each, and the result goes
-    into one.
-    """
+    """Raises Refused unless query, key, value and result have one all-to-all each."""
     for role, ways in around.ways_in.items():
         name = ROLE_NAMES[role]
         if not ways:
@@ -80,9 +78,7 @@ def _why_missing(name: str, collective: Node | None, is_from_outside: bool) -> s
 
 
 def common_ranks(all_to_alls: list[AllToAll]) -> tuple[int, ...]:
-    """Returns the ranks over which all of them exchange floats in equal blocks. Raises Refused if
-    they do not.
-    """
+    """Returns the ranks that exchange floats in equal blocks. Raises Refused for anything else."""
     first = all_to_alls[0]
     for item in all_to_alls:
         if item.group != first.group:

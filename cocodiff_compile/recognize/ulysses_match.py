@@ -29,13 +29,7 @@ from cocodiff_compile.recognize.exchanges import (
 )
 from cocodiff_compile.recognize.projections import projections_after, projections_before
 from cocodiff_compile.recognize.refusals import ROLE_NAMES, Refused, common_ranks, refuse_missing
-from cocodiff_compile.recognize.walk import (
-    Reached,
-    Traced,
-    trace,
-    trace_root,
-    walk_forward,
-)
+from cocodiff_compile.recognize.walk import Reached, Traced, trace, trace_root, walk_forward
 
 
 def match_site(
@@ -57,7 +51,7 @@ def _site(
     ranks = common_ranks(around.all_to_alls(exchanges))
     q, k, v = (
         _leg_in(role, operand, around.ways_in[role][0], exchanges, ranks)
-        for role, operand in _operands(core)
+        for role, operand in core.operands.items()
     )
     o = _leg_out(core, around.ways_out[0], exchanges, ranks, q)
     for leg in (q, k, v):
@@ -73,10 +67,6 @@ def _site(
         o=o,
         independent=(),
     )
-
-
-def _operands(core: AttentionCore) -> list[tuple[Role, Operand]]:
-    return [("q", core.q), ("k", core.k), ("v", core.v)]
 
 
 def _leg_in(
@@ -119,20 +109,14 @@ def _token_rows(received: Dims, tokens: tuple[Factor, ...]) -> tuple[int, int] |
 
 
 def _before_dropping(unpacked: Traced, gather_dim: int) -> tuple[Node, Dims]:
-    """Returns the last tensor with everything that was received, before padded rows are dropped
-    from it.
-    """
+    """Returns the last tensor with all that was received, before padded rows are dropped."""
     for step in unpacked.narrowed_in(gather_dim):
         return step.node, step.dims
     return unpacked.node, unpacked.dims
 
 
 def _leg_out(
-    core: AttentionCore,
-    way: Reached,
-    exchanges: Exchanges,
-    ranks: tuple[int, ...],
-    query: Leg,
+    core: AttentionCore, way: Reached, exchanges: Exchanges, ranks: tuple[int, ...], query: Leg
 ) -> Leg:
     all_to_all = exchanges.by_start[way.barrier]
     packed = trace_root(way.path[:-1])
@@ -236,9 +220,7 @@ def _exchange(all_to_all: AllToAll, packed: Traced, num_ranks: int) -> tuple[Fac
 
 
 def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
-    """Returns the dim that holds the sending rank, which must be the outer part of the gathered
-    dim.
-    """
+    """Returns the dim that holds the sending rank, which must be its outer part."""
     dim = layout.dim_of(dims, RANK)
     if dim is None or dims[dim][0].source != RANK:
         raise Refused(

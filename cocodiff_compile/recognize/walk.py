@@ -28,9 +28,7 @@ MAX_NODES_PER_WALK = 4096
 
 
 def is_barrier(node: Node) -> bool:
-    """Returns whether a walk ends at a node: heavy compute, communication, and the borders of the
-    graph.
-    """
+    """Returns whether a walk ends here: heavy compute, communication, the graph's borders."""
     return node.op != "call_function" or is_heavy(node) or node.target is WAIT or communicates(node)
 
 
@@ -45,9 +43,7 @@ class Reached:
 
 
 def walk_back(begin: Node) -> list[Reached]:
-    """Returns the barriers whose data reach `begin`, each by its shortest path. `begin` may be one
-    itself.
-    """
+    """Returns the barriers whose data reach `begin`, itself perhaps, each by its shortest path."""
     came_from = _walk([begin], lambda node: node.all_input_nodes)
     return [
         Reached(barrier, tuple(_path_from(barrier, came_from)))
@@ -57,9 +53,7 @@ def walk_back(begin: Node) -> list[Reached]:
 
 
 def walk_forward(begin: Node) -> list[Reached]:
-    """Returns the barriers that the data of `begin` reach, each by its shortest path; `begin`
-    itself is passed over.
-    """
+    """Returns the barriers, other than `begin`, that its data reach, each by its shortest path."""
     readers = [reader for reader in begin.users if not is_number(reader)]
     came_from = _walk(readers, lambda node: node.users)
     return [
@@ -70,16 +64,12 @@ def walk_forward(begin: Node) -> list[Reached]:
 
 
 def are_inputs(behind: Iterable[Reached]) -> bool:
-    """Returns whether a walk back met inputs of the graph only: no matmul, attention or
-    collective.
-    """
+    """Returns whether a walk back met inputs only: no matmul, attention or collective."""
     return all(way.barrier.op in ("placeholder", "get_attr") for way in behind)
 
 
 def between(first: Node, last: Node) -> list[Node]:
-    """Returns the nodes through which the data of the barrier `first` reach `last`, in graph
-    order.
-    """
+    """Returns the nodes through which data of the barrier `first` reach `last`, in graph order."""
     cone = sorted(_walk([last], lambda node: node.all_input_nodes))
     fed = {first}
     for node in cone:
@@ -181,9 +171,7 @@ def _step(dims: Dims, before: Node, node: Node, length: int) -> Dims:
 
 
 def _length_of_step(ahead: tuple[Node, ...]) -> int:
-    """Returns the number of nodes that the next step spans: more than one where parts are
-    concatenated again.
-    """
+    """Returns how many nodes the next step spans: more than one where parts are joined again."""
     for index, node in enumerate(ahead[2:], start=2):
         if not is_concatenation(node):
             continue

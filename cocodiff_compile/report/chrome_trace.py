@@ -1,6 +1,4 @@
-"""Builds Chrome traces, which https://ui.perfetto.dev opens: processes, threads, and spans in
-them.
-"""
+"""Builds Chrome traces, which https://ui.perfetto.dev opens: processes, threads and spans."""
 
 from __future__ import annotations
 

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.decide.decision_file import (
-    GivenDecisions,
-    GraphDecision,
-    write_decisions,
-)
+from cocodiff_compile.decide.decision_file import GivenDecisions, GraphDecision, write_decisions
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.pipeline.run_passes import PipelineReport
 
@@ -39,9 +35,7 @@ _listeners: list[list[GraphReport]] = []
 
 @contextmanager
 def collect_reports() -> Iterator[list[GraphReport]]:
-    """Collects a report of every graph that backend "cocodiff" compiles inside of the block, in
-    order.
-    """
+    """Collects a report of every graph that backend "cocodiff" compiles inside of the block."""
     reports: list[GraphReport] = []
     _listeners.append(reports)
     try:
@@ -61,13 +55,16 @@ def save_decisions(reports: Iterable[GraphReport], path: str | Path) -> None:
     settings = [item.config.made_with(item.is_dry_run) for item in reports]
     if any(other != settings[0] for other in settings):
         raise UserError("the graphs were compiled with different options: save them one by one")
-    graphs = {
-        (item.report.fingerprint, item.report.kind): GraphDecision(
-            item.report.fingerprint, item.report.kind, item.report.decision
-        )
-        for item in reports
+    decisions = {
+        (item.report.fingerprint, item.report.kind): item.report.decision for item in reports
     }
-    write_decisions(GivenDecisions(settings[0], tuple(graphs.values())), Path(path))
+    graphs = tuple(GraphDecision(*key, decision) for key, decision in decisions.items())
+    write_decisions(GivenDecisions(settings[0], graphs), Path(path))
+
+
+def is_collecting() -> bool:
+    """Returns whether a `collect_reports` block is open."""
+    return bool(_listeners)
 
 
 def publish(report: GraphReport) -> None:

@@ -4,7 +4,7 @@ generation consumes the graph that the records refer to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,18 +114,12 @@ def _ms(seconds: float) -> float:
 
 
 def total_bytes(site: UlyssesSite) -> int:
-    """Returns the bytes that a rank puts into this site's exchanges; symbolic sizes are those of
-    the first compilation.
-    """
+    """Returns the bytes that a rank puts into this site's exchanges, as first compiled."""
     return sum(optimization_hint(exchange.size_bytes) for exchange in site.exchanges)
 
 
 def describe_declined(declined: Declined) -> dict[str, str]:
-    return {
-        "node": declined.node.name,
-        "module": declined.module_path,
-        "reason": declined.reason,
-    }
+    return {"node": declined.node.name, "module": declined.module_path, "reason": declined.reason}
 
 
 def describe_pass(record: PassRecord) -> dict[str, Any]:
@@ -150,6 +144,11 @@ def describe_report(report: PipelineReport) -> dict[str, Any]:
         "schedule": describe_estimate(report.estimate) if report.estimate else None,
         "refused": report.refused,
     }
+
+
+def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
+    """Returns a table of rows that map the header of each column to a cell."""
+    return format_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -178,7 +177,7 @@ def format_graph(summary: dict[str, Any]) -> str:
     if summary["refused"]:
         parts.append(f"left to Inductor: {summary['refused']}")
     if summary["sites"]:
-        parts.append(format_table(_SITE_HEADERS, [_site_row(site) for site in summary["sites"]]))
+        parts.append(format_rows([_site_row(site) for site in summary["sites"]]))
     else:
         parts.append("no Ulysses attention: Inductor compiles this graph unchanged")
     parts += [
@@ -197,9 +196,7 @@ def format_graph(summary: dict[str, Any]) -> str:
 
 
 def format_schedule(summary: dict[str, Any]) -> str:
-    """Returns a table of the estimated effect of the order on each site, and of the work that its
-    exchanges overlap with.
-    """
+    """Returns a table of what the order does to each site, and what its exchanges hide behind."""
     schedule = summary["schedule"]
     rows = []
     for index, site in enumerate(summary["sites"]):
@@ -210,78 +207,53 @@ def format_schedule(summary: dict[str, Any]) -> str:
         own = [item for item in schedule["exchanges"] if item["site"] == index]
         behind = dict.fromkeys(name for item in own for name in item["behind"])
         rows.append(
-            (
-                site["site"],
-                site["module"] or "?",
-                site["legs"][0]["chunks"],
-                f"{before['exposed']:.2f}",
-                f"{after['exposed']:.2f}",
-                f"{after['hidden']:.2f}",
-                _why_exposed(own),
-                ", ".join(list(behind)[:4]) or "nothing",
-            )
+            {
+                "site": site["site"],
+                "module": site["module"] or "?",
+                "chunks": site["legs"][0]["chunks"],
+                "exposed ms as captured": f"{before['exposed']:.2f}",
+                "as ordered": f"{after['exposed']:.2f}",
+                "hidden": f"{after['hidden']:.2f}",
+                "why exposed": _why_exposed(own),
+                "behind": ", ".join(list(behind)[:4]) or "nothing",
+            }
         )
-    headers = (
-        "site",
-        "module",
-        "chunks",
-        "exposed ms as captured",
-        "as ordered",
-        "hidden",
-        "why exposed",
-        "behind",
-    )
-    return f"estimated per step:\n{format_table(headers, rows)}"
+    return f"estimated per step:\n{format_rows(rows)}"
 
 
 def _why_exposed(exchanges: Sequence[dict[str, Any]]) -> str:
     """Returns the reason for most of the time in which a rank waits for a site."""
-    longest = max(exchanges, key=lambda item: item["exposed"])
-    if longest["exposed"] <= 0:
+    exposed = sum(item["exposed"] > 0 for item in exchanges)
+    if not exposed:
         return "not exposed"
-    others = [item for item in exchanges if item["exposed"] > 0]
-    waits = f"{len(others)} of {len(exchanges)} exchanges"
+    waits = f"{exposed} of {len(exchanges)} exchanges"
     return f"{waits}: nothing else can run until they arrive"
 
 
-_SITE_HEADERS = (
-    "site",
-    "module",
-    "tokens x heads x size",
-    "ranks",
-    "q",
-    "k",
-    "v",
-    "o",
-    "projections q/k/v/o",
-    "independent",
-)
-
-
-def _site_row(site: dict[str, Any]) -> list[object]:
+def _site_row(site: dict[str, Any]) -> dict[str, object]:
     legs = site["legs"]
     query = legs[0]
     tokens = query["tokens_per_rank"]
     ranks = len(query["ranks"])
     total = tokens * ranks if isinstance(tokens, int) else f"{ranks}*{tokens}"
-    return [
-        site["site"],
-        site["module"] or "?",
-        f"{total} x {query['num_heads']} x {query['head_size']}",
-        ranks,
-        *_byte_cells(legs),
-        "/".join(_projection_cell(leg) for leg in legs),
-        f"{len(site['independent'])} matmuls",
-    ]
+    return {
+        "site": site["site"],
+        "module": site["module"] or "?",
+        "tokens x heads x size": f"{total} x {query['num_heads']} x {query['head_size']}",
+        "ranks": ranks,
+        **_byte_cells(legs),
+        "projections q/k/v/o": "/".join(_projection_cell(leg) for leg in legs),
+        "independent": f"{len(site['independent'])} matmuls",
+    }
 
 
-def _byte_cells(legs: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the bytes per leg; a leg that shares the exchange of another one says so."""
-    cells: list[str] = []
+def _byte_cells(legs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Returns the bytes of each role; one that shares the exchange of another says so."""
+    cells: dict[str, str] = {}
     owner: dict[str, str] = {}
     for leg in legs:
-        shared = owner.setdefault(leg["exchange"], leg["role"])
-        cells.append(format_bytes(leg["bytes"]) if shared == leg["role"] else f"with {shared}")
+        role, shared = leg["role"], owner.setdefault(leg["exchange"], leg["role"])
+        cells[role] = format_bytes(leg["bytes"]) if shared == role else f"with {shared}"
     return cells
 
 

@@ -4,6 +4,7 @@ fake process group in which its collectives return at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -96,10 +97,7 @@ def constants(module: GraphModule) -> dict[str, torch.Tensor]:
 
 def op_counts(graph: Graph) -> dict[str, int]:
     """Returns how often each op is called, most frequent first."""
-    counts: dict[str, int] = {}
-    for node in graph.nodes:
-        if node.op == "call_function":
-            counts[str(node.target)] = counts.get(str(node.target), 0) + 1
+    counts = Counter(str(node.target) for node in graph.nodes if node.op == "call_function")
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -1,6 +1,4 @@
-"""Defines observers that record what a pipeline does, in a folder and in torch's structured
-trace.
-"""
+"""Defines observers that record a pipeline, in a folder and in torch's structured trace."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ class FolderDump:
 
 @dataclass
 class TraceDump:
-    """Writes the same as artifacts of the structured trace: `TORCH_TRACE=DIR`, then `tlparse
-    DIR`.
-    """
+    """Writes artifacts of the structured trace: `TORCH_TRACE=DIR`, then `tlparse DIR`."""
 
     _stage: int = 0
     _last: str = field(default="", repr=False)
@@ -112,9 +108,7 @@ class TraceDump:
         trace_artifact(f"{stage}.diff", lambda: _code_diff(before, self._last, name))
 
     def _shown(self, module: GraphModule) -> str:
-        """Returns the readable code. It is called only if tracing is on, so that no code is
-        formatted in vain.
-        """
+        """Returns the readable code; called only if tracing is on, to format none in vain."""
         self._last = module.code
         text: str = module.print_readable(print_output=False)
         return text

@@ -94,12 +94,7 @@ def step_seconds(graph: Graph, found: Recognition, costs: Costs) -> float:
     return list_schedule(graph_tasks(graph, found, costs).tasks).clock.now_s
 
 
-def _task(
-    node: Node,
-    needs: tuple[int, ...],
-    sites: Mapping[Node, int],
-    costs: Costs,
-) -> Task:
+def _task(node: Node, needs: tuple[int, ...], sites: Mapping[Node, int], costs: Costs) -> Task:
     make = functools.partial(Task, node.name, needs=needs, site=sites.get(node, NO_SITE))
     if node.target is WAIT:
         # Waiting again for what was waited for is none.
@@ -167,9 +162,7 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
 
 
 def _has_other_effect(node: Node) -> bool:
-    """Returns whether a node must stay in order with others like it: it draws random numbers, or
-    copies into an input.
-    """
+    """Returns whether a node must keep its order: it draws numbers or copies into an input."""
     if node.target in FUSED_ATTENTION and not parse_fused_attention(node).has_dropout:
         return False  # draws no random numbers
     return node.is_impure() and node.target is not WAIT and not is_collective(node)

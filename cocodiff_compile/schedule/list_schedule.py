@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from cocodiff_compile.cost.clock import Clock
 from cocodiff_compile.cost.tasks import Tasks, as_bits, closures, places
 
 STARTS_AHEAD = 20
-"""How many exchanges that are not started yet are looked at: those of an attention in four chunks,
-and a few of the next.
-"""
+"""How many coming exchanges are looked at: an attention's in four chunks, and some of the next."""
 TASKS_AHEAD = 48
 ALIKE = 1.1
 MUCH_LESS = 0.5
@@ -102,12 +101,7 @@ class _Scheduler:
         return next(free, next(places(missing), place))
 
     def _starts_ahead(self) -> list[int]:
-        found = []
-        for place in places(self.left & self.starts):
-            found.append(place)
-            if len(found) == STARTS_AHEAD:
-                break
-        return found
+        return list(islice(places(self.left & self.starts), STARTS_AHEAD))
 
     def _arrival_s(self, place: int) -> float:
         """Returns when the last of what a task waits for is there; never, if it is not sent yet."""
@@ -147,9 +141,7 @@ class _Scheduler:
 
     def _able(self) -> Iterator[int]:
         """Yields computation ahead that could run now, without standing still."""
-        for number, place in enumerate(places(self.left & ~self.starts & ~self.waits)):
-            if number == TASKS_AHEAD:
-                return
+        for place in islice(places(self.left & ~self.starts & ~self.waits), TASKS_AHEAD):
             if self._arrival_s(place) <= self.clock.now_s and not (
                 self._missing(place) & ~self.waits
             ):

@@ -28,9 +28,7 @@ class Link:
     both_ways_bytes_per_s: float
     latency_s: float
     ranks_per_link: float = 1
-    """The ranks that share one link of this class when all of them communicate at once, as on a
-    NIC.
-    """
+    """The ranks that share one link of this class when all communicate at once, as on a NIC."""
     unaligned_from_bytes: float | None = None
     """The size per rank above which traffic of neighbours to different partners slows this link
     down by 1 + log2(size / this); None: it does not.
@@ -48,9 +46,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Topology:
-    """A topology is a machine whose ranks fill the product of its axes; `axes[0]` is the
-    innermost.
-    """
+    """A topology is a machine whose ranks fill the product of its axes, the innermost first."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -90,9 +86,7 @@ class Topology:
     def measured_along(
         self, names: Iterable[str], size_bytes: float, in_flight: int = 1, any_size: bool = False
     ) -> MeasuredPhase | None:
-        """Returns the measurement along exactly these axes, if it covers the size or `any_size` is
-        set.
-        """
+        """Returns the measurement along exactly these axes that covers the size, or `any_size`."""
         wanted = set(names)
         return next(
             (
@@ -107,7 +101,10 @@ class Topology:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Returns the coordinate of a rank on each axis, innermost first."""
-        self._refuse_unknown_rank(rank)
+        if not 0 <= rank < self.num_ranks:
+            raise UserError(
+                f"topology {self.name!r} has ranks 0 to {self.num_ranks - 1}, not {rank}"
+            )
         coordinates = []
         for axis in self.axes:
             rank, coordinate = divmod(rank, axis.size)
@@ -141,9 +138,3 @@ class Topology:
                 f"{num_ranks}; choose a topology that fills the group"
             )
         return self
-
-    def _refuse_unknown_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.num_ranks:
-            raise UserError(
-                f"topology {self.name!r} has ranks 0 to {self.num_ranks - 1}, not {rank}"
-            )

@@ -12,7 +12,7 @@ The layout is plain geometry (`_lay_out`), which tests check without matplotlib.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,7 @@ GAP, HEADER, BAR = 0.45, 0.75, 0.8
 
 @dataclass(frozen=True)
 class Placed:
-    """Holds the geometry of a box (or, without an axis, of one rank): its lower left corner, its
-    size and its parts.
-    """
+    """Holds the geometry of a box, or without an axis of a rank, from its lower left corner."""
 
     x: float
     y: float
@@ -71,8 +69,8 @@ def draw_topology(topology: Topology, path: Path) -> None:
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'cocodiff-compile[plots]'") from None
     machine = _lay_out(topology)
-    links = list(dict.fromkeys(axis.link for axis in topology.axes))
-    legend_height = 1.2 + 1.1 * (len(links) + bool(topology.measured))
+    colours = _colours(topology)
+    legend_height = 1.2 + 1.1 * (len(colours) + bool(topology.measured))
     width, height = max(machine.width, MIN_WIDTH) + 1, machine.height + legend_height + 2.2
     inch = min(0.42, 16 / width)
     figure = Figure(figsize=(width * inch, height * inch))
@@ -81,8 +79,8 @@ def draw_topology(topology: Topology, path: Path) -> None:
     axes.set_ylim(-legend_height, machine.height + 2.2)
     axes.axis("off")
     point = inch * 72
-    _draw_machine(axes, topology, machine, point)
-    _draw_words(axes, topology, machine, links, point)
+    _draw_machine(axes, topology, machine, colours, point)
+    _draw_words(axes, topology, machine, colours, point)
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     try:
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "cocodiff"}):
@@ -97,9 +95,7 @@ def _lay_out(topology: Topology) -> Placed:
 
 
 def _lay_out_box(topology: Topology, level: int, first_rank: int, x: float, y: float) -> Placed:
-    """Returns the box of `level` axes whose lowest rank is `first_rank`; with no axes, that
-    rank.
-    """
+    """Returns the box of `level` axes whose lowest rank is `first_rank`; with none, that rank."""
     if level == 0:
         return Placed(x, y, 1.0, 1.0, str(first_rank))
     axis = topology.axes[level - 1]
@@ -112,27 +108,18 @@ def _lay_out_box(topology: Topology, level: int, first_rank: int, x: float, y: f
     width, height = left + columns * step_x, count * step_y + HEADER
     rows = []
     for row in range(count):
-        places = range(row * columns, min(axis.size, (row + 1) * columns))
         below = y + height - HEADER - (row + 1) * step_y + BAR + GAP
-        rows.append(
-            tuple(
-                _lay_out_box(
-                    topology,
-                    level - 1,
-                    first_rank + index * stride,
-                    x + left + number * step_x,
-                    below,
-                )
-                for number, index in enumerate(places)
-            )
-        )
+        parts = []
+        for index in range(row * columns, min(axis.size, (row + 1) * columns)):
+            beside = x + left + (index - row * columns) * step_x
+            first = first_rank + index * stride
+            parts.append(_lay_out_box(topology, level - 1, first, beside, below))
+        rows.append(tuple(parts))
     return Placed(x, y, width, height, _label(topology, level, first_rank), axis, tuple(rows))
 
 
 def _columns(size: int, part: Placed, level: int) -> int:
-    """Returns the number of parts per row that comes nearest to the wanted shape; up to 6 ranks
-    stay in one row.
-    """
+    """Returns the parts per row that come nearest to LANDSCAPE; up to 6 ranks stay in one row."""
     if level == 1 and size <= 6:
         return size
 
@@ -145,16 +132,15 @@ def _columns(size: int, part: Placed, level: int) -> int:
 
 
 def _label(topology: Topology, level: int, first_rank: int) -> str:
-    """Returns the name of a box, which is one position on the next outer axis: the second of two
-    nodes is `node 1`.
-    """
+    """Returns the name of a box, its position on the next outer axis: `node 1` is the second."""
     if level == len(topology.axes):
         return ""
     return f"{topology.axes[level].name} {topology.coordinates(first_rank)[level]}"
 
 
-def _draw_machine(axes: Axes, topology: Topology, machine: Placed, point: float) -> None:
-    colour = _colours(topology)
+def _draw_machine(
+    axes: Axes, topology: Topology, machine: Placed, colours: Mapping[Link, str], point: float
+) -> None:
     nics = _nics_per_part(topology)
     for depth, box in enumerate(machine.every()):
         if box.axis is None:
@@ -165,13 +151,11 @@ def _draw_machine(axes: Axes, topology: Topology, machine: Placed, point: float)
         _draw_box(axes, box, "#9aa3b2", shade, 0.05 * point)
         size = _fitting(box.label, 0.46, box.width - 2 * GAP) * point
         _write(axes, box.x + GAP, box.y + box.height - 0.45, box.label, size, weight="bold")
-        _draw_links(axes, box, colour[box.axis.link], nics[box.axis.name], point)
+        _draw_links(axes, box, colours[box.axis.link], nics[box.axis.name], point)
 
 
 def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -> None:
-    """Draws a bar below each row of parts, stubs (through NICs) up to them, and a trunk that joins
-    rows.
-    """
+    """Draws a bar below each row of parts, stubs up to them, and a trunk that joins rows."""
     assert box.axis is not None
     line: dict[str, Any] = {"color": colour, "linewidth": _thickness(box.axis.link) * point / 30}
     trunk = box.x + GAP
@@ -196,9 +180,7 @@ def _stubs(part: Placed, nics: int) -> list[float]:
 
 
 def _nics_per_part(topology: Topology) -> dict[str, int]:
-    """Returns how many links of an axis leave each of the boxes it joins: its NICs, or one per
-    rank.
-    """
+    """Returns how many links of an axis leave each box it joins: its NICs, or one per rank."""
     graph = rank_graph(topology)
     counts = {}
     for axis in topology.axes:
@@ -208,23 +190,22 @@ def _nics_per_part(topology: Topology) -> dict[str, int]:
 
 
 def _draw_words(
-    axes: Axes, topology: Topology, machine: Placed, links: list[Link], point: float
+    axes: Axes, topology: Topology, machine: Placed, colours: Mapping[Link, str], point: float
 ) -> None:
-    colour = _colours(topology)
     sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
     title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
     room = max(machine.width, MIN_WIDTH)
     size = _fitting(title, 0.75, room) * point
     _write(axes, 0, machine.height + 1.1, title, size, weight="bold")
-    for row, link in enumerate(links):
+    for row, (link, colour) in enumerate(colours.items()):
         y = -1.2 - 1.1 * row
-        axes.plot([0.1, 1.7], [y, y], color=colour[link], linewidth=_thickness(link) * point / 30)
+        axes.plot([0.1, 1.7], [y, y], color=colour, linewidth=_thickness(link) * point / 30)
         words = f"{link.name}: {_figures(link)}"
         _write(axes, 2.2, y, words, _fitting(words, 0.5, room - 2.2) * point)
     if topology.measured:
         words = _measured(topology)
         size = _fitting(words, 0.5, room) * point
-        _write(axes, 0.1, -1.2 - 1.1 * len(links), words, size)
+        _write(axes, 0.1, -1.2 - 1.1 * len(colours), words, size)
 
 
 def _measured(topology: Topology) -> str:

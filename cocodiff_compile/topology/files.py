@@ -29,6 +29,7 @@ time of each of four concurrent exchanges.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -36,25 +37,13 @@ from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.given_values import (
-    has_text_keys,
-    number,
-    shown,
-    shown_keys,
-    whole_number,
-)
+from cocodiff_compile.given_values import has_text_keys, number, shown, shown_keys, whole_number
 from cocodiff_compile.topology.axes import MAX_RANKS, Axis, Link, Topology
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.rank_graph import Box, fold, graph_of_boxes
 from cocodiff_compile.topology.read_plain_data import read_plain_data
 
-_LINK_FIELDS = (
-    "bytes_per_s",
-    "both_ways_bytes_per_s",
-    "latency_s",
-    "ranks_per_link",
-    "unaligned_from_bytes",
-)
+_LINK_FIELDS = tuple(field.name for field in dataclasses.fields(Link) if field.name != "name")
 
 LEAST, MOST = 1e-30, 1e30
 MAX_NAME = 100
@@ -64,9 +53,7 @@ MAX_LISTED_RANKS = 16_384
 
 
 def load_topology(path: Path) -> Topology:
-    """Returns the topology in a file. Raises UserError with the file, the field and what is
-    allowed.
-    """
+    """Returns the topology in a file. Raises UserError with file, field and what is allowed."""
     try:
         return parse_topology(read_plain_data(path))
     except UserError as error:
@@ -90,15 +77,15 @@ def parse_topology(data: object) -> Topology:
         ranks = sorted({rank for box in boxes for rank in box.ranks})
         return fold(graph_of_boxes(name, copy_bytes_per_s, ranks, boxes))
     axes = tuple(_axis(index, axis, links) for index, axis in enumerate(_list(fields, "axes")))
-    _refuse_name_twice(axes)
+    names = [axis.name for axis in axes]
+    if len(set(names)) < len(names):
+        raise UserError(f"axes are named {shown_keys(names)}; allowed: each name once")
     measured = tuple(map(_measured, _list({"measured": [], **fields}, "measured", 0)))
     return Topology(name, axes, copy_bytes_per_s, measured)
 
 
 def topology_data(topology: Topology) -> dict[str, Any]:
-    """Returns plain data that `parse_topology` turns back into an equal topology, through JSON as
-    well.
-    """
+    """Returns plain data that `parse_topology` turns into an equal topology, even through JSON."""
     links = {
         axis.link.name: {
             field: value
@@ -185,26 +172,16 @@ def _axis(index: int, value: object, links: Mapping[str, Link]) -> Axis:
     return Axis(name, size, _known_link(f"axis {index}", fields["link"], links))
 
 
-def _refuse_name_twice(axes: tuple[Axis, ...]) -> None:
-    names = [axis.name for axis in axes]
-    if len(set(names)) < len(names):
-        raise UserError(f"axes are named {shown_keys(names)}; allowed: each name once")
-
-
 def _boxes(values: list[object], links: Mapping[str, Link]) -> list[Box]:
     boxes: list[Box] = []
     left = MAX_LISTED_RANKS
     for index, value in enumerate(values):
-        boxes.append(_box(index, value, links, left))
-        left -= len(boxes[-1].ranks)
+        fields = _mapping(f"box {index}", value, ("link", "ranks"))
+        link = _known_link(f"box {index}", fields["link"], links)
+        ranks = _rank_list(f"ranks of box {index}", fields["ranks"], left)
+        boxes.append(Box(link.name, link, ranks))
+        left -= len(ranks)
     return boxes
-
-
-def _box(index: int, value: object, links: Mapping[str, Link], most: int) -> Box:
-    fields = _mapping(f"box {index}", value, ("link", "ranks"))
-    link = _known_link(f"box {index}", fields["link"], links)
-    ranks = _rank_list(f"ranks of box {index}", fields["ranks"], most)
-    return Box(link.name, link, ranks)
 
 
 def _rank_list(what: str, value: object, most: int) -> tuple[int, ...]:
@@ -234,9 +211,7 @@ def _span(text: str) -> range | None:
 
 
 def _refuse_rank_twice(boxes: list[Box]) -> None:
-    """Raises UserError if two boxes of one link share a rank, since they would silently become one
-    box.
-    """
+    """Raises UserError if two boxes of one link share a rank: they would become one box."""
     times = Counter((box.link.name, rank) for box in boxes for rank in box.ranks)
     for (link, rank), count in times.items():
         if count > 1:
@@ -273,9 +248,7 @@ def _known_link(what: str, name: object, links: Mapping[str, Link]) -> Link:
 
 
 def _positive(what: str, value: object) -> float:
-    """Returns a number within bounds that keep the products and quotients of costs from
-    overflowing.
-    """
+    """Returns a number within bounds that keep products and quotients from overflowing."""
     checked = number(value)
     if checked is None or not LEAST <= checked <= MOST:
         raise UserError(

@@ -8,8 +8,9 @@ that the curve is level; above the largest size the last segment is extrapolated
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TypeAlias
 
 from cocodiff_compile.errors import UserError
@@ -29,9 +30,7 @@ REACH = 4
 
 @dataclass(frozen=True)
 class MeasuredPhase:
-    """Holds the seconds of a phase along `axes`; along no axis, those of the copies between two
-    phases.
-    """
+    """Holds the seconds of a phase along `axes`; along none, of the copies between two phases."""
 
     axes: tuple[str, ...]
     points: Points
@@ -70,12 +69,7 @@ def not_falling(seconds: Sequence[float]) -> list[float]:
     runs: list[list[float]] = []
     for value in seconds:
         runs.append([value])
-        while len(runs) > 1 and _mean(runs[-2]) > _mean(runs[-1]):
+        while len(runs) > 1 and fmean(runs[-2]) > fmean(runs[-1]):
             last = runs.pop()
             runs[-1] += last
-    return [_mean(run) for run in runs for _ in run]
-
-
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+    return [fmean(run) for run in runs for _ in run]

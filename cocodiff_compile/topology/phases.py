@@ -22,9 +22,7 @@ def format_phases(phases: Sequence[Sequence[str]]) -> str:
 
 
 def all_phases(topology: Topology) -> list[Phases]:
-    """Returns all plans: the flat one first, then every ordered partition of the axes into 2 or 3
-    phases, inner axes early.
-    """
+    """Returns all plans: the flat one, then ordered partitions into 2 or 3, inner axes early."""
     names = topology.axis_names
     plans: list[Phases] = [(names,)]
     for count in range(2, min(MAX_PHASES, len(names)) + 1):
@@ -33,9 +31,7 @@ def all_phases(topology: Topology) -> list[Phases]:
 
 
 def _ordered_partitions(names: tuple[str, ...], count: int) -> Iterator[Phases]:
-    """Yields every assignment of the names to `count` phases, none of them empty; names keep their
-    order inside of a phase.
-    """
+    """Yields all assignments of the names to `count` phases, none empty, names in their order."""
     for phase_of in itertools.product(range(count), repeat=len(names)):
         if len(set(phase_of)) == count:
             yield tuple(
@@ -45,7 +41,5 @@ def _ordered_partitions(names: tuple[str, ...], count: int) -> Iterator[Phases]:
 
 
 def axis_sets(topology: Topology) -> list[tuple[str, ...]]:
-    """Returns every set of axes that a phase of some plan runs along, in order; the flat one is
-    first.
-    """
+    """Returns every set of axes that a phase of some plan runs along, the flat one first."""
     return list(dict.fromkeys(axes for phases in all_phases(topology) for axes in phases))

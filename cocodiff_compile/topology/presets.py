@@ -74,9 +74,7 @@ PRESETS: dict[str, Callable[[int], Topology]] = {
 
 
 def ranks_per_node(preset: str) -> int:
-    """Returns the ranks of a full node; in a preset without levels inside of a node, every rank is
-    a node.
-    """
+    """Returns the ranks of a full node; without levels inside of a node, every rank is one."""
     return math.prod(size for _, size, _ in _INSIDE_A_NODE[preset])
 
 

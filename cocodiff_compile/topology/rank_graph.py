@@ -25,9 +25,7 @@ from cocodiff_compile.topology.axes import Axis, Link, Topology
 
 @dataclass(frozen=True)
 class Box:
-    """A box is a set of ranks that links of one class join; `axis` names its level of the
-    machine.
-    """
+    """A box is a set of ranks that links of one class join; `axis` names its level."""
 
     axis: str
     link: Link
@@ -72,9 +70,7 @@ def graph_of_boxes(
 
 
 def _parts(box: Box, entered: Mapping[int, Sequence[tuple[int, Box]]]) -> list[tuple[int, ...]]:
-    """Returns the ranks of a box grouped by the largest smaller box around each; a group may share
-    NICs.
-    """
+    """Returns the ranks of a box by the largest smaller box around each; they may share NICs."""
     inside = set(box.ranks)
     parts: dict[int, tuple[int, ...]] = {}
     for rank in box.ranks:
@@ -105,7 +101,7 @@ def _join(
 
 def fold(graph: nx.Graph[object]) -> Topology:
     """Returns the axes of a machine. Raises UserError that names the ranks if it does not fold."""
-    ranks = sorted(_ranks(graph, graph.nodes))
+    ranks = _ranks(graph.nodes)
     expected = range(max(ranks, default=-1) + 1)
     if missing := sorted(set(expected) - set(ranks)):
         raise UserError(
@@ -117,15 +113,18 @@ def fold(graph: nx.Graph[object]) -> Topology:
         size = _box_size(boxes, inner, len(ranks))
         if size > inner:
             axes.append(Axis(boxes[0].axis, size // inner, boxes[0].link))
-    _refuse_islands(math.prod(axis.size for axis in axes), len(ranks))
-    attributes = graph.graph
-    return Topology(attributes["name"], tuple(axes), attributes["copy_bytes_per_s"])
+    topology = Topology(graph.graph["name"], tuple(axes), graph.graph["copy_bytes_per_s"])
+    if (joined := topology.num_ranks) < len(ranks):
+        first, second = range(joined), range(joined, min(2 * joined, len(ranks)))
+        raise UserError(
+            f"no link joins {_format_ranks(first)} with {_format_ranks(second)}; add a box that "
+            "holds all ranks"
+        )
+    return topology
 
 
 def _levels(graph: nx.Graph[object]) -> list[list[Box]]:
-    """Returns the boxes of each link class, small boxes first; of equal sizes the faster class
-    first.
-    """
+    """Returns the boxes of each link class, small ones first; of equal sizes the faster first."""
     edges: dict[Link, list[tuple[object, object]]] = {}
     link: Link
     for one, other, link in graph.edges(data="link"):
@@ -137,17 +136,11 @@ def _levels(graph: nx.Graph[object]) -> list[list[Box]]:
 def _boxes_of_link(
     graph: nx.Graph[object], link: Link, edges: Sequence[tuple[object, object]]
 ) -> list[Box]:
-    joined: nx.Graph[object] = nx.Graph(edges)
     boxes = []
-    for nodes in nx.connected_components(joined):
-        axes = sorted(
-            {
-                graph.nodes[node].get("axis", link.name)
-                for node in nodes
-                if graph.nodes[node]["kind"] == "switch"
-            }
-        )
-        boxes.append(Box(axes[0] if axes else link.name, link, tuple(sorted(_ranks(graph, nodes)))))
+    for nodes in nx.connected_components(nx.Graph(edges)):
+        names = (graph.nodes[node].get("axis") for node in nodes)
+        axis = min(filter(None, names), default=link.name)
+        boxes.append(Box(axis, link, tuple(_ranks(nodes))))
     return sorted(boxes, key=lambda box: box.ranks)
 
 
@@ -179,21 +172,12 @@ def _box_size(boxes: Sequence[Box], inner: int, num_ranks: int) -> int:
     return size
 
 
-def _refuse_islands(joined: int, num_ranks: int) -> None:
-    if joined < num_ranks:
-        first, second = range(joined), range(joined, min(2 * joined, num_ranks))
-        raise UserError(
-            f"no link joins {_format_ranks(first)} with {_format_ranks(second)}; add a box that "
-            "holds all ranks"
-        )
-
-
 def _largest(boxes: Sequence[Box]) -> int:
     return max(len(box.ranks) for box in boxes)
 
 
-def _ranks(graph: nx.Graph[object], nodes: Iterable[object]) -> list[int]:
-    return [node for node in nodes if isinstance(node, int) and graph.nodes[node]["kind"] == "rank"]
+def _ranks(nodes: Iterable[object]) -> list[int]:
+    return sorted(node for node in nodes if isinstance(node, int))
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:

@@ -26,9 +26,7 @@ _TOO_DEEP = f"it is nested too deep; allowed: {MAX_DEPTH} levels"
 
 
 def read_plain_data(path: Path) -> object:
-    """Returns the data of a file, read as JSON if its name ends in .json. Raises UserError with the
-    reason if it cannot be read.
-    """
+    """Returns the data of a .json or YAML file. Raises UserError if it is unreadable."""
     is_json = path.suffix == ".json"
     text = _read_text(path, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     try:
@@ -45,9 +43,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def why_no_file(path: Path) -> str:
-    """Returns why there is nothing to read at `path`; an empty string if there is a regular
-    file.
-    """
+    """Returns why there is nothing to read at `path`; empty if there is a regular file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -127,9 +123,7 @@ def _load_yaml(text: str) -> object:
 
 
 def _yaml_loader() -> Any:
-    """Returns PyYAML's safe loader, without aliases and duplicate keys, and with `1e10` as a
-    number.
-    """
+    """Returns PyYAML's safe loader, without aliases or duplicate keys, with `1e10` a number."""
     import yaml  # noqa: PLC0415  (optional)
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]

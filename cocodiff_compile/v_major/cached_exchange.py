@@ -41,18 +41,14 @@ from cocodiff_compile.v_major.token_rows import changed_most, put_tokens, take_t
 
 @dataclass(frozen=True)
 class SentTokens:
-    """Holds the indices of the tokens that are sent: this rank's, [1, count], and those of all
-    ranks, [P, count].
-    """
+    """Holds the indices of sent tokens: this rank's, [1, count], and all ranks', [P, count]."""
 
     own: Node
     everyones: Node
 
     @property
     def on_the_way_out(self) -> SentTokens:
-        """The tokens of O's exchange, in which a rank sends rows of everyone's tokens and receives
-        its own.
-        """
+        """The tokens of O's exchange, which sends rows of everyone's and receives its own."""
         return SentTokens(self.everyones, self.own)
 
 
@@ -277,11 +273,7 @@ def _update_rows(
 
 
 def new_input(
-    graph: Graph,
-    name: str,
-    shape: tuple[int, ...],
-    like: Node,
-    dtype: torch.dtype | None = None,
+    graph: Graph, name: str, shape: tuple[int, ...], like: Node, dtype: torch.dtype | None = None
 ) -> Node:
     """Appends a placeholder after all others."""
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):

@@ -100,9 +100,7 @@ _PLANES = {
 }
 """The bit fields into which the bits of a number are split: (width, lowest bit) of each."""
 _STEP = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
-"""The step, relative to the root mean square of a group, that loses least of normally distributed
-elements.
-"""
+"""The step, relative to a group's root mean square, that loses least of normal elements."""
 _DISTORTION = {1: 0.363, 2: 0.119, 3: 0.0375, 4: 0.0116, 8: 0.000039}
 
 
@@ -121,9 +119,7 @@ def code_bits(bits: int, group: int) -> int:
 def send(
     values: Tensor, reference: Tensor, bits: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the words to send, the value that both sides expect next, and the value that will
-    arrive.
-    """
+    """Returns the words to send, the value that both sides expect next, and what will arrive."""
     half = values.to(torch.float32) * 0.5
     difference = half if is_intra_coded else half - reference.to(torch.float32) * 0.5
     groups = normalize(difference)
@@ -136,9 +132,7 @@ def send(
 def update(
     reference: Tensor, coded: Tensor, bits: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Returns the value expected next and the value that arrived, which is NaN for a group that is
-    not finite.
-    """
+    """Returns the value expected next and the one that arrived, NaN for a group not finite."""
     num_ranks, rows, group = reference.shape
     counts = ((rows * group, bits), (rows, SCALE_BITS), (group, SPREAD_BITS))
     parts = torch.split(coded, [num_words(*item) for item in counts], 1)
@@ -302,9 +296,7 @@ def advance(
     bits: int,
     is_intra_coded: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the value expected next and the value that arrived, which is NaN for a group that is
-    not finite.
-    """
+    """Returns the value expected next and the one that arrived, NaN for a group not finite."""
     difference = half_difference(number, code, spread, bits)
     old = torch.zeros_like(reference) if is_intra_coded else reference
     arrived = _moved(old, difference)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Lock
 from types import MethodType
 from typing import Any
@@ -68,13 +69,11 @@ class StepRecord:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    return sum(item.numel() * item.element_size() for item in tensors)
+    return sum(item.nbytes for item in tensors)
 
 
 class Weights:
-    """Watches whether the weights of a call still exist, since new tensors may reuse the identities
-    of freed ones.
-    """
+    """Watches whether the weights of a call still exist: new tensors may reuse identities."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.exist = True
@@ -192,15 +191,11 @@ class Denoising:
 
     @property
     def is_current(self) -> bool:
-        """Returns whether the caller runs inside of this block or of one nested in it. Other
-        threads do not.
-        """
+        """Returns whether the caller, of this thread, is inside of this block or a nested one."""
         return any(run is self for run in _blocks())
 
     def owns(self, args: Sequence[Any]) -> bool:
-        """Returns whether a call with these arguments is one of a model that this block applies
-        to.
-        """
+        """Returns whether a call with these arguments is of a model this block applies to."""
         owners = self.owners
         if owners is None:
             return True
@@ -222,9 +217,7 @@ def is_denoising() -> bool:
 
 
 def current_denoising(args: Sequence[Any]) -> Denoising | None:
-    """Returns the `Denoising` of the innermost block to which a call with these arguments
-    belongs.
-    """
+    """Returns the `Denoising` of the innermost block that a call with these arguments is in."""
     return next((run for run in _blocks() if run.owns(args)), None)
 
 
@@ -273,31 +266,25 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
         run.reset(len(scheduler.timesteps))
 
     def begin_at(begin_index: int = 0) -> None:
-        """Adjusts the number of steps of a picture that begins in the middle of the schedule (image
-        to image).
-        """
+        """Adjusts the number of steps where a picture begins in mid-schedule (image to image)."""
         if scheduler.timesteps is not None:
             run.num_steps = run.current_step + len(scheduler.timesteps) - begin_index
 
     def end_step(*_args: Any, **_kwargs: Any) -> None:
         run.step()
 
-    for name, then in (
-        ("set_timesteps", begin),
-        ("set_begin_index", begin_at),
-        ("step", end_step),
-    ):
+    for name, then in (("set_timesteps", begin), ("set_begin_index", begin_at), ("step", end_step)):
         if hasattr(scheduler, name):
             _follow_method(_Followed, scheduler, name, run, then, stack)
     if run.num_steps is None and getattr(scheduler, "num_inference_steps", None):
         run.num_steps = len(scheduler.timesteps)
-    modules = list(dict.fromkeys(map(_original, _modules(pipe))))
+    modules = _modules(pipe)
     if not modules:
         raise UserError(
             f"denoising({type(pipe).__name__}): the pipeline has no model; use "
             "denoising(num_steps=...) and call .step() after each step"
         )
-    tensors = (item for module in modules for item in _own_tensors(module))
+    tensors = (t for module in modules for t in chain(module.parameters(), module.buffers()))
     run.owners = {id(item): weakref.ref(item) for item in tensors}
     for module in modules:
         if hasattr(module, "cache_context"):
@@ -307,17 +294,8 @@ def _follow(pipe: Any, run: Denoising, stack: ExitStack) -> None:
 def _modules(pipe: Any) -> list[nn.Module]:
     """Returns all models of a pipeline. Only those that are compiled with v_major use the block."""
     components = getattr(pipe, "components", None) or vars(pipe)
-    return [item for item in components.values() if isinstance(item, nn.Module)]
-
-
-def _original(module: nn.Module) -> nn.Module:
-    original: nn.Module = getattr(module, "_orig_mod", module)
-    return original
-
-
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+    modules = [item for item in components.values() if isinstance(item, nn.Module)]
+    return list(dict.fromkeys(getattr(module, "_orig_mod", module) for module in modules))
 
 
 class _Followed:
@@ -351,9 +329,7 @@ class _Followed:
 
 
 class _Branching(_Followed):
-    """Wraps a method that returns a context manager; the contexts of the blocks last as long as it
-    does.
-    """
+    """Wraps a method that returns a context manager; the blocks' contexts last as long."""
 
     @contextmanager
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:

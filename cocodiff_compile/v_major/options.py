@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 from cocodiff_compile.errors import UserError, refuse_unknown
@@ -52,9 +52,7 @@ class VMajorOptions:
     the other tokens only and O's exchange carries only theirs.
     """
     select_per_stream: bool = False
-    """Whether tokens are selected from each stream (text and image, say) separately instead of from
-    all tokens of a rank together.
-    """
+    """Whether tokens are selected per stream (text, image) instead of from all together."""
     compute_unsent: bool = False
     """Whether Q and K of skipped tokens are computed although they are not sent."""
     layers: tuple[float, ...] = ()
@@ -77,7 +75,7 @@ class VMajorOptions:
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> VMajorOptions:
         refuse_unknown(given, fields(cls), "option 'v_major': unknown key {}")
-        checked = cls(**{key: _CHECKS[key](value) for key, value in given.items()})
+        checked = cls(**{key: _CHECKS[key](key, value) for key, value in given.items()})
         _refuse_unused(checked.policy, given)
         _refuse_without_tokens(checked, given)
         if "guidance_passes" in given and checked.memory_budget_mib is None:
@@ -157,29 +155,23 @@ def _refuse(key: str, value: object, allowed: str) -> UserError:
     return UserError(f"option 'v_major': {key!r} is {shown(value)}; allowed: {allowed}")
 
 
-def _check_word(key: str, *allowed: str) -> Callable[[object], str]:
-    def check(value: object) -> str:
-        if not is_one_of(value, allowed):
-            raise _refuse(key, value, ", ".join(map(repr, allowed)))
-        return value
-
-    return check
+def _check_word(allowed: Sequence[str], key: str, value: object) -> str:
+    if not is_one_of(value, allowed):
+        raise _refuse(key, value, ", ".join(map(repr, allowed)))
+    return value
 
 
-def _check_number(key: str, least: int, most: int) -> Callable[[object], float]:
-    def check(value: object) -> float:
-        checked = number(value)
-        if checked is None or not least <= checked <= most:
-            raise _refuse(key, value, f"a number from {least} to {most}")
-        return checked
-
-    return check
+def _check_number(least: int, most: int, key: str, value: object) -> float:
+    checked = number(value)
+    if checked is None or not least <= checked <= most:
+        raise _refuse(key, value, f"a number from {least} to {most}")
+    return checked
 
 
-def _check_layers(value: object) -> tuple[float, ...]:
+def _check_layers(key: str, value: object) -> tuple[float, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        raise _refuse("layers", value, "numbers from 0 to 1, one for each attention")
-    return tuple(map(_check_number("layers", 0, 1), value))
+        raise _refuse(key, value, "numbers from 0 to 1, one for each attention")
+    return tuple(_check_number(0, 1, key, item) for item in value)
 
 
 def _check_flag(key: str, value: object) -> bool:
@@ -188,13 +180,13 @@ def _check_flag(key: str, value: object) -> bool:
     return value
 
 
-def _check_bits(value: object) -> Payload:
+def _check_bits(key: str, value: object) -> Payload:
     if isinstance(value, Mapping):
         if set(value) != set(ROLES):
-            raise _refuse("bits", value, "one value, or a dict with the keys q, k, v, o")
-        q, k, v, o = (_check_width("bits", value[role]) for role in ROLES)
+            raise _refuse(key, value, "one value, or a dict with the keys q, k, v, o")
+        q, k, v, o = (_check_width(key, value[role]) for role in ROLES)
         return Payload((q, k, v, o))
-    return Payload.uniform(_check_width("bits", value))
+    return Payload.uniform(_check_width(key, value))
 
 
 def _check_width(key: str, value: object) -> int:
@@ -206,47 +198,43 @@ def _check_width(key: str, value: object) -> int:
     return width
 
 
-def _check_count(
-    key: str, least: int, may_be_none: bool, most: int = MAX_COUNT
-) -> Callable[[object], int | None]:
-    def check(value: object) -> int | None:
-        if value is None and may_be_none:
-            return None
-        count = whole_number(value)
-        if count is None or not least <= count <= most:
-            raise _refuse(key, value, f"a whole number from {least} to {most}")
-        return count
-
-    return check
+def _check_count(least: int, most: int, key: str, value: object) -> int:
+    count = whole_number(value)
+    if count is None or not least <= count <= most:
+        raise _refuse(key, value, f"a whole number from {least} to {most}")
+    return count
 
 
-def _check_budget(value: object) -> float | None:
+def _check_optional_count(least: int, key: str, value: object) -> int | None:
+    return None if value is None else _check_count(least, MAX_COUNT, key, value)
+
+
+def _check_budget(key: str, value: object) -> float | None:
     if value is None:
         return None
     budget = number(value)
     if budget is None or not 0 < budget <= MAX_BUDGET_MIB:
-        allowed = f"None, or a number above 0 and up to {MAX_BUDGET_MIB:g}"
-        raise _refuse("memory_budget_mib", value, allowed)
+        raise _refuse(key, value, f"None, or a number above 0 and up to {MAX_BUDGET_MIB:g}")
     return budget
 
 
-_CHECKS: dict[str, Callable[[object], Any]] = {
-    "policy": _check_word("policy", "adaptive", "fixed", "paper"),
-    "target_psnr_db": _check_number("target_psnr_db", 10, 100),
-    "gain_db": _check_number("gain_db", -50, 50),
-    "rise_db": _check_number("rise_db", 0, 50),
+_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "policy": partial(_check_word, ("adaptive", "fixed", "paper")),
+    "target_psnr_db": partial(_check_number, 10, 100),
+    "gain_db": partial(_check_number, -50, 50),
+    "rise_db": partial(_check_number, 0, 50),
     "bits": _check_bits,
-    "first_bits": functools.partial(_check_width, "first_bits"),
-    "skipped_share": _check_number("skipped_share", 0, 1),
-    "reuse_output": functools.partial(_check_flag, "reuse_output"),
-    "select_per_stream": functools.partial(_check_flag, "select_per_stream"),
-    "compute_unsent": functools.partial(_check_flag, "compute_unsent"),
+    "first_bits": _check_width,
+    "skipped_share": partial(_check_number, 0, 1),
+    "reuse_output": _check_flag,
+    "select_per_stream": _check_flag,
+    "compute_unsent": _check_flag,
     "layers": _check_layers,
-    "compare": _check_word("compare", "sent", "seen"),
-    "buckets": _check_count("buckets", 1, may_be_none=False, most=MAX_BUCKETS),
-    "only_if_faster": functools.partial(_check_flag, "only_if_faster"),
-    "warm_up": _check_count("warm_up", 1, may_be_none=True),
-    "refresh": _check_count("refresh", 0, may_be_none=True),
+    "compare": partial(_check_word, ("sent", "seen")),
+    "buckets": partial(_check_count, 1, MAX_BUCKETS),
+    "only_if_faster": _check_flag,
+    "warm_up": partial(_check_optional_count, 1),
+    "refresh": partial(_check_optional_count, 0),
     "memory_budget_mib": _check_budget,
-    "guidance_passes": _check_count("guidance_passes", 1, may_be_none=False),
+    "guidance_passes": partial(_check_count, 1, MAX_COUNT),
 }

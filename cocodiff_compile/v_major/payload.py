@@ -1,6 +1,4 @@
-"""Describes what the exchanges of a denoising step carry. There are few kinds of payload, and each
-is compiled once.
-"""
+"""Describes what the exchanges of a denoising step carry: few kinds, each compiled once."""
 
 from __future__ import annotations
 
@@ -44,15 +42,11 @@ class Payload:
 
     @property
     def is_keyframe(self) -> bool:
-        """Returns whether the step needs nothing of earlier steps, as the first step of a picture
-        must.
-        """
+        """Returns whether the step needs nothing of earlier ones, as a picture's first must."""
         return self.is_intra_coded or self.is_uncompressed
 
     def share_of(self, role: Role, element_bits: int, group: int) -> float:
-        """Returns the bytes sent for a role, relative to sending it uncompressed. `group` elements
-        share a scale.
-        """
+        """Returns a role's share of its uncompressed bytes; `group` elements share a scale."""
         bits = self.bits_of()[role]
         coded = 1.0 if bits == FULL else code_bits(bits, group) / (group * element_bits)
         is_whole = role == "o" and not self.reuses_output
@@ -66,17 +60,12 @@ class Payload:
         if len(set(self.bits)) == 1:
             bits = _shown_bits(self.bits[0])
         else:
-            named = (
-                f"{role.upper()} {_shown_bits(width)}" for role, width in self.bits_of().items()
-            )
-            bits = ", ".join(named)
-        output = ", O too" if self.reuses_output else ""
-        skipped_share = (
-            f"{self.skipped_share:.0%} of tokens skipped{output}" if self.skipped_share else ""
-        )
-        return ", ".join(
-            filter(None, (bits, skipped_share, "intra-coded" if self.is_intra_coded else ""))
-        )
+            bits = ", ".join(f"{r.upper()} {_shown_bits(b)}" for r, b in self.bits_of().items())
+        parts = [bits]
+        if self.skipped_share:
+            output = ", O too" if self.reuses_output else ""
+            parts.append(f"{self.skipped_share:.0%} of tokens skipped{output}")
+        return ", ".join([*parts, *["intra-coded"] * self.is_intra_coded])
 
 
 def _shown_bits(bits: int) -> str:
@@ -88,9 +77,7 @@ UNCOMPRESSED = Payload.uniform(FULL)
 
 @dataclass(frozen=True)
 class CachedRoles:
-    """Names the roles whose sent values the sender caches, and those whose received values the
-    receiver caches.
-    """
+    """Names the roles whose values the sender caches, and those that the receiver caches."""
 
     sent: frozenset[Role]
     held: frozenset[Role]
@@ -119,8 +106,6 @@ class CachedRoles:
         return CachedRoles(self.coded, self.coded, self.coded)
 
     def sides_of(self, roles: Iterable[Role]) -> tuple[bool, bool]:
-        """Returns whether an exchange of these roles has a cache at the sender, and one at the
-        receiver.
-        """
+        """Returns whether an exchange of these roles has a cache at sender and at receiver."""
         asked = set(roles)
         return not self.sent.isdisjoint(asked), not self.held.isdisjoint(asked)

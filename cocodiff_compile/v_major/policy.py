@@ -1,11 +1,9 @@
-"""Chooses the payload of each denoising step, by pure functions of the step and of numbers that all
-ranks share.
-"""
+"""Chooses the payload of each denoising step, from the step and numbers that all ranks share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from cocodiff_compile.v_major.delta_code import BITS, distortion
 from cocodiff_compile.v_major.payload import UNCOMPRESSED, Payload
@@ -59,6 +57,7 @@ class Fixed:
     warm_up: int = 1
     refresh: int = 0
     first: Payload = UNCOMPRESSED
+    measures_drift: ClassVar[bool] = False
 
     @property
     def usual(self) -> Payload:
@@ -67,10 +66,6 @@ class Fixed:
     @property
     def payloads(self) -> tuple[Payload, ...]:
         return (self.first, self.payload)
-
-    @property
-    def measures_drift(self) -> bool:
-        return False
 
     def choose(self, facts: StepFacts) -> Payload:
         return self.first if is_refreshed(facts, self.warm_up, self.refresh) else self.payload
@@ -96,16 +91,14 @@ class Adaptive:
     gain_db: float = 3.0
     rise_db: float = 10.0
     worst_db: float = 25.0
+    measures_drift: ClassVar[bool] = True
 
     @property
     def first(self) -> Payload:
         """The payload of a keyframe: intra-coded, unless even the most bits would lose too much."""
-        most = BITS[-1]
-        return (
-            Payload.uniform(most, is_intra_coded=True)
-            if distortion(most) <= self._allowed(0)
-            else UNCOMPRESSED
-        )
+        if distortion(BITS[-1]) > self._allowed(0):
+            return UNCOMPRESSED
+        return Payload.uniform(BITS[-1], is_intra_coded=True)
 
     @property
     def usual(self) -> Payload:
@@ -118,10 +111,6 @@ class Adaptive:
     def payloads(self) -> tuple[Payload, ...]:
         return tuple(dict.fromkeys((self.first, UNCOMPRESSED, *map(Payload.uniform, BITS))))
 
-    @property
-    def measures_drift(self) -> bool:
-        return True
-
     def choose(self, facts: StepFacts) -> Payload:
         if is_refreshed(facts, self.warm_up, self.refresh):
             return self.first
@@ -131,9 +120,8 @@ class Adaptive:
             return self.usual
         allowed = self._allowed(facts.step / facts.num_steps if facts.num_steps else 0)
         if facts.last.is_intra_coded:
-            return (
-                self.usual if self._is_allowed(facts.drift, facts.worst, allowed) else UNCOMPRESSED
-            )
+            is_allowed = self._is_allowed(facts.drift, facts.worst, allowed)
+            return self.usual if is_allowed else UNCOMPRESSED
         coded = distortion(facts.last.bits[0])
         change, worst = facts.drift / coded, facts.worst / coded
         enough = (
@@ -144,9 +132,7 @@ class Adaptive:
         return next(map(Payload.uniform, enough), UNCOMPRESSED)
 
     def _is_allowed(self, lost: float, worst: float, allowed: float) -> bool:
-        """Returns whether the loss is allowed. An unknown loss is not: NaN is not less than
-        anything.
-        """
+        """Returns whether the loss is allowed; an unknown one, which is NaN, is not."""
         return lost <= allowed and worst <= allowed * 10 ** (self.worst_db / 10)
 
     def _allowed(self, progress: float) -> float:
@@ -169,10 +155,8 @@ class Paper:
     buckets: int = 4
     reuses_output: bool = False
     """Whether O of skipped tokens is not sent either."""
-
-    @property
-    def first(self) -> Payload:
-        return UNCOMPRESSED
+    first: ClassVar[Payload] = UNCOMPRESSED
+    measures_drift: ClassVar[bool] = False
 
     @property
     def usual(self) -> Payload:
@@ -182,10 +166,6 @@ class Paper:
     def payloads(self) -> tuple[Payload, ...]:
         shares = (stage / self.buckets for stage in range(1, self.buckets + 1))
         return (UNCOMPRESSED, *map(self._skipping, shares))
-
-    @property
-    def measures_drift(self) -> bool:
-        return False
 
     def choose(self, facts: StepFacts) -> Payload:
         if facts.num_steps is None or is_refreshed(facts, self.warm_up, self.refresh):

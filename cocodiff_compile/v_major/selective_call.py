@@ -56,9 +56,7 @@ _DISAGREEING_STEP = -2
 
 @dataclass(frozen=True)
 class _StepState:
-    """Describes the step of a rank. All ranks of a group must have the same state, except for their
-    drifts.
-    """
+    """Describes the step of a rank. It is the same on all ranks of a group but for drifts."""
 
     step: int
     num_steps: int
@@ -116,9 +114,7 @@ class Variant:
 
 @dataclass(eq=False)
 class SelectiveCall:
-    """Calls the variant that the current step needs, with the signature of the compiled graph it
-    replaces.
-    """
+    """Calls the variant that the current step needs, in place of the compiled graph."""
 
     compile_variant: Callable[[Payload | None], Variant]
     """Compiles the variant of a payload; None stands for a call outside of denoising."""
@@ -216,15 +212,16 @@ class SelectiveCall:
         """Returns the mean and the worst drift of the last step's calls on this rank. Calls with
         another payload than the step's, which are new in it, do not count.
         """
-        drifts = [
+        if last is None or last.payload.is_uncompressed:
+            return None, 0.0
+        measured = [
             item.drift
             for item in self._own_caches(run)
-            if last is not None
-            and item.steps_taken == last.steps_taken
+            if item.steps_taken == last.steps_taken
             and item.last_payload == last.payload
+            and item.drift is not None
         ]
-        measured = [drift for drift in drifts if drift is not None]
-        if not measured or last is None or last.payload.is_uncompressed:
+        if not measured:
             return None, 0.0
         means, worst = torch.stack(measured).unbind(1)
         return float(means.mean()), float(worst.amax())
@@ -284,17 +281,13 @@ class SelectiveCall:
 
 
 def _largest(numbers: Iterable[float]) -> float:
-    """Returns the largest number, or NaN if any is NaN: what one rank does not know, no rank
-    does.
-    """
+    """Returns the largest number, or NaN if any is: what one rank does not know, none does."""
     values = list(numbers)
     return next((value for value in values if math.isnan(value)), max(values))
 
 
 def _disagreement(states: Mapping[int, _StepState]) -> str:
-    """Returns a message if the states of the ranks of a group differ, and an empty string
-    otherwise.
-    """
+    """Returns a message if the states of the ranks of a group differ, else an empty string."""
     first = next(iter(states.values()))
     for rank, state in states.items():
         if state.without_drift != first.without_drift:

@@ -41,9 +41,7 @@ Streams: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
 def plan_leg(leg: Leg, packed: Node, quota: Quota) -> SelectionPlan:
-    """Plans how the packed rows of Q, K or V are computed for sent tokens only. Raises CutUnknown
-    if that is unclear.
-    """
+    """Plans how Q, K or V is packed of sent tokens only. Raises CutUnknown if it is unclear."""
     before, tokens = leg.exchange.token_rows or (0, 0)
     rows = {item.node: known(item.rows) or 0 for item in leg.projections}
     if not tokens or sum(rows.values()) % tokens:
@@ -64,9 +62,7 @@ def plan_leg(leg: Leg, packed: Node, quota: Quota) -> SelectionPlan:
 
 
 def streams_of(site: UlyssesSite, packed: Node) -> tuple[int, ...]:
-    """Returns the number of this rank's tokens per projection, in packed order. Raises CutUnknown
-    if it is unclear.
-    """
+    """Returns this rank's tokens per projection, in packed order. Raises CutUnknown if unclear."""
     return plan_leg(site.v, packed, lambda tokens: tokens).stream_rows
 
 
@@ -90,9 +86,7 @@ def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) 
 
 
 def _refuse_other_readers(plan: SelectionPlan, leg: Leg) -> None:
-    """Raises CutUnknown if anything but the exchange of `leg` reads a node that would have fewer
-    rows.
-    """
+    """Raises CutUnknown if anything but the exchange of `leg` reads what would have fewer rows."""
     for node in plan.rows.steps:
         for user in node.users:
             is_sent = node is plan.end and user is leg.exchange.start
@@ -113,9 +107,7 @@ class SentRows:
     _which: list[Node] = field(default_factory=list)
 
     def of_leg(self, leg: Leg, rewrite: CachedExchange) -> Node:
-        """Returns the packed rows of sent tokens. Raises CutUnknown if it is unclear which they
-        are.
-        """
+        """Returns the packed rows of sent tokens. Raises CutUnknown if these are unclear."""
         if any(item.is_fused for item in leg.projections):
             raise CutUnknown(f"{leg.role.upper()} is projected together with others")
         sent = dict(self.streams)
@@ -135,9 +127,7 @@ class SentRows:
             return packed
 
     def _which_rows(self) -> list[Node]:
-        """Returns the sent rows of each stream, counted from its first row, and then those of all
-        streams, each as [count].
-        """
+        """Returns the sent rows of each stream, counted in it, then those of all, as [count]."""
         if not self._which:
             begin = first = 0
             for tokens, count in self.streams:

@@ -1,3 +1,1 @@
-"""Makes ranks agree on what they compile and run. If they do not, all of them raise, and no rank is
-left in a collective.
-"""
+"""Makes ranks agree on what they compile and run, or all of them raise: none is left waiting."""

@@ -1,6 +1,4 @@
-"""Exchanges values between all ranks of a group, by default the world. Every rank of it must call
-these functions.
-"""
+"""Exchanges values between all ranks of a group, by default the world; all of them call these."""
 
 from __future__ import annotations
 

@@ -110,9 +110,7 @@ def _plan_difference(keys: Mapping[int, str]) -> str:
 
 
 def _delete_last(ranks: Ranks, group: GroupState) -> None:
-    """Deletes the keys of the last compared call. Every rank has come to this call, so that nobody
-    reads them any more.
-    """
+    """Deletes the keys of the last compared call, which nobody reads once all came to this one."""
     store = world_store()
     if group.last_compared is not None:
         store.delete_key(_call_key(ranks, group.last_compared, dist.get_rank()))

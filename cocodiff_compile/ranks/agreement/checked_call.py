@@ -62,9 +62,7 @@ class CheckedCall:
                 group.running_since = None
 
     def _rank_state(self) -> RankState | None:
-        """Returns the state of this rank, looked up once per world; None if the world has no other
-        ranks.
-        """
+        """Returns the state of this rank, looked up once per world; None if it has no peers."""
         world = dist.group.WORLD
         if world is None:
             return None
@@ -75,9 +73,7 @@ class CheckedCall:
 
 
 def _raise_cause(error: BaseException, plans: Mapping[Ranks, RunPlan], own: RankState) -> None:
-    """Raises with what another rank did, if that is why this one failed; otherwise reports the
-    error to the other ranks.
-    """
+    """Raises with what another rank did if that is the cause; else reports the error to others."""
     if isinstance(error, PeerError):
         return  # the other ranks know of it
     is_broken = isinstance(error, RuntimeError) and not isinstance(error, UserError)

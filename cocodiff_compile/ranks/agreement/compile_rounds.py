@@ -17,7 +17,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
@@ -39,14 +38,8 @@ Groups = Mapping[str, Ranks]
 """Maps the name of a group to its global ranks."""
 
 
-@dataclass
-class _Agreed:
-    """Holds the digests of what the groups of this world have agreed on."""
-
-    digests: set[str] = field(default_factory=set)
-
-
-_agreed = PerWorld(_Agreed)
+_agreed: PerWorld[set[str]] = PerWorld(set)
+"""The digests of what the groups of this world have agreed on."""
 
 
 @contextmanager
@@ -57,7 +50,7 @@ def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[Co
     Yields None, and publishes nothing, if the groups have agreed on the same before.
     """
     digest = hashlib.sha256(json.dumps([groups, captured]).encode()).hexdigest()
-    if digest in _agreed.get().digests:
+    if digest in _agreed.get():
         mark_local_attempt()
         yield None
         return
@@ -65,7 +58,7 @@ def compile_rounds(groups: Groups, captured: Mapping[str, Facts]) -> Iterator[Co
     rounds.compare("captured", captured)
     yield rounds
     rounds.compare("compiled", {})
-    _agreed.get().digests.add(digest)
+    _agreed.get().add(digest)
 
 
 class CompileRounds:
@@ -124,9 +117,7 @@ def round_key(ranks: Ranks, number: int, stage: str, rank: int) -> str:
 
 
 def asked_key(ranks: Ranks, number: int, calls: int) -> str:
-    """Returns the key that is set while a rank that has begun `calls` calls over the group waits in
-    a round.
-    """
+    """Returns the key that is set while a rank waits in a round after `calls` calls."""
     return f"cocodiff/{group_key(ranks)}/{number}/asked after {calls}"
 
 
@@ -150,9 +141,7 @@ def difference_of(keys: Mapping[int, str]) -> str:
 
 
 def first_difference(facts: Mapping[int, Facts]) -> str:
-    """Returns the first fact on which a rank differs from the first rank, as a sentence; an empty
-    string if there is none.
-    """
+    """Returns the first fact that differs from the first rank's, as a sentence; empty if none."""
     first, *others = facts
     ours: dict[str, str] = dict(facts[first])
     for rank in others:

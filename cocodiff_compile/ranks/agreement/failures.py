@@ -25,9 +25,7 @@ from cocodiff_compile.ranks.agreement.world import PerWorld, ranks_are_real, wor
 
 POLL_S = 0.05
 LINGER_S = 5.0
-"""How long a rank that raises stays alive for others to read why: the store may live in its
-process.
-"""
+"""How long a rank that raises stays alive for others to read why: it may hold the store."""
 _COUNT = "cocodiff/failures"
 _REPORTED = "_cocodiff_told_other_ranks"
 """The attribute of an exception that was reported to other ranks."""
@@ -80,9 +78,7 @@ _attempts = PerWorld(_Attempts)
 
 
 def begin_attempt() -> None:
-    """Begins an attempt of this rank to compile a graph; its earlier failures are no longer
-    valid.
-    """
+    """Begins an attempt of this rank to compile a graph, which ends its earlier failures."""
     attempts = _attempts.get()
     attempts.begun += 1
     attempts.joint += 1
@@ -130,9 +126,7 @@ def report_failure(
     groups: Sequence[Sequence[int]] | None,
     linger_s: float = LINGER_S,
 ) -> None:
-    """Reports once to the other ranks that this one failed, and waits until they have read it.
-    `what` says what failed.
-    """
+    """Reports once that this rank failed at `what`, and waits until the others have read it."""
     if getattr(error, _REPORTED, False) or not ranks_are_real():
         return
     setattr(error, _REPORTED, True)

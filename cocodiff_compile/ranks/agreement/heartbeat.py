@@ -1,6 +1,4 @@
-"""Writes and reads the heartbeats of ranks in the store of the world, from their first compilation
-on.
-"""
+"""Writes and reads the heartbeats of ranks in the store, from their first compilation on."""
 
 from __future__ import annotations
 

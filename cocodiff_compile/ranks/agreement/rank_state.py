@@ -28,9 +28,7 @@ class RunPlan:
     """Describes what a call communicates over one group, with the sizes of the call."""
 
     captured: tuple[tuple[str, str], ...]
-    """Versions, options and the captured collectives, which are compared before code is
-    generated.
-    """
+    """Versions, options and captured collectives, compared before code is generated."""
     planned: tuple[tuple[str, str], ...]
     """The exchanges and collectives after all passes."""
 
@@ -69,9 +67,7 @@ class RankState:
     published: set[str] = field(default_factory=set)
     """The digests of plans that this rank has written to the store."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held while failures are read or other ranks are answered, by the main thread or the watch
-    thread.
-    """
+    """Held by the main or the watch thread while it reads failures or answers other ranks."""
 
     def group(self, ranks: Ranks) -> GroupState:
         return self.groups.setdefault(ranks, GroupState())

@@ -22,9 +22,7 @@ _SIZE = re.compile(r"<size (\d+)>")
 
 @dataclass
 class SizeTexts:
-    """Formats sizes as text: a constant as its digits, a symbolic size as a mark that stands for
-    it.
-    """
+    """Formats sizes as text: a constant as its digits, a symbolic size as a mark for it."""
 
     symbolic: list[torch.SymInt] = field(default_factory=list)
 
@@ -90,9 +88,7 @@ def symbol_positions(graph: Graph) -> dict[Any, int]:
 
 
 def expressions_of(sizes: SizeTexts, positions: Mapping[Any, int]) -> list[Any]:
-    """Returns an expression for each size, or its current value if it contains symbols that no
-    input holds.
-    """
+    """Returns an expression for each size, or its value if no inputs hold all its symbols."""
     return [
         size.node.expr if size.node.expr.free_symbols <= {*positions} else optimization_hint(size)
         for size in sizes.symbolic

@@ -20,9 +20,7 @@ log = logging.getLogger(__name__)
 CHECK_S = 1.0
 WARN_S = 30.0
 _FIRST_POLL_S = 5e-4
-"""The first polling interval. Ranks mostly come at the same time, so that intervals begin short and
-grow.
-"""
+"""The first polling interval; it grows, because ranks mostly come at the same time."""
 
 
 @contextmanager

@@ -23,7 +23,13 @@ import torch.distributed as dist
 from cocodiff_compile.errors import PeerError, UserError
 from cocodiff_compile.ranks.agreement.call_rounds import answer
 from cocodiff_compile.ranks.agreement.close_groups import close_groups
-from cocodiff_compile.ranks.agreement.failures import failure_of, is_reported, report_failure
+from cocodiff_compile.ranks.agreement.failures import (
+    begin_attempt,
+    end_attempt,
+    failure_of,
+    is_reported,
+    report_failure,
+)
 from cocodiff_compile.ranks.agreement.heartbeat import BEAT_S, announce_end, beat, left_before
 from cocodiff_compile.ranks.agreement.rank_state import Ranks, RankState, group_key, rank_state
 from cocodiff_compile.ranks.agreement.waiting import (
@@ -47,9 +53,7 @@ EXIT_LINGER_S = 5.0
 
 
 class _Watch:
-    """Watches one world and ends with it. It holds no reference to the store, which would outlive
-    the world.
-    """
+    """Watches one world and ends with it. It holds no store, which would outlive the world."""
 
     def __init__(self) -> None:
         self._world: Any = weakref.ref(dist.group.WORLD)
@@ -86,10 +90,8 @@ class _Watch:
         number, beaten = 0, float("-inf")
         while not self._stop.is_set():
             if not self._is_of_this_world():
-                announce_end(
-                    world_store(), self._rank, own.calls
-                )  # this rank has left its process group
-                return
+                announce_end(world_store(), self._rank, own.calls)
+                return  # this rank has left its process group
             now = time.monotonic()
             if now - beaten >= BEAT_S:
                 number, beaten = number + 1, now
@@ -130,18 +132,14 @@ def watched(ranks: Ranks) -> Iterator[None]:
 
 
 def _close_with_the_store(own: RankState, error: Exception) -> None:
-    """Closes the running groups of rank 0 when the store is gone, since rank 0 or the launcher has
-    ended.
-    """
+    """Closes the running groups of rank 0 when the store is gone, and with it its process."""
     for ranks, group in list(own.groups.items()):
         if group.running_since is not None and 0 in ranks and not group.closed:
             _close(ranks, store_is_gone(error))
 
 
 def find_cause(ranks: Ranks, calls: int) -> str:
-    """Returns why the last of `calls` calls over a group can never end, as other ranks report; an
-    empty string if none does.
-    """
+    """Returns why the last call over a group can never end, as others report; empty if unknown."""
     if failure := failure_of(ranks, calls):
         return str(failure)
     if cause := closed_by_others(ranks):
@@ -167,6 +165,16 @@ def _close(ranks: Ranks, cause: str) -> None:
 _watches: PerWorld[_Watch] = PerWorld(_Watch)
 
 
-def begin_watch() -> None:
-    """Starts the watch thread of this world, unless it runs."""
-    _watches.get()
+@contextmanager
+def reports_failures() -> Iterator[None]:
+    """Wraps one attempt to compile. If it raises, the ranks that wait for this one raise too."""
+    if not ranks_are_real():
+        yield
+        return
+    _watches.get()  # starts the watch thread of this world, unless it runs
+    begin_attempt()
+    try:
+        yield
+    except BaseException as error:
+        end_attempt(error)
+        raise

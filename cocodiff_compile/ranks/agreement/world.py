@@ -40,9 +40,7 @@ def own_connection() -> Iterator[None]:
 
 
 class PerWorld(Generic[T]):
-    """Holds one value per world. It is created on first use, and dropped with the world or by
-    `clear`.
-    """
+    """Holds one value per world, created on first use and dropped with the world or by `clear`."""
 
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new

@@ -36,9 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def init_distributed(
-    backend: str | None = None,
-    device: str | None = None,
-    timeout: timedelta | None = None,
+    backend: str | None = None, device: str | None = None, timeout: timedelta | None = None
 ) -> torch.device:
     """Joins the ranks that torchrun, mpiexec or srun started. Returns this rank's device, which it
     makes the current one.
@@ -60,9 +58,7 @@ def init_distributed(
 
 
 def take_device(asked: str | None = None) -> torch.device:
-    """Returns this rank's device, by its local rank, and makes an accelerator the current
-    device.
-    """
+    """Returns this rank's device, by its local rank, and makes an accelerator the current one."""
     device = rank_device(asked)
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
@@ -88,9 +84,7 @@ def join_ranks(
     rank: int = -1,
     num_ranks: int = -1,
 ) -> None:
-    """Calls init_process_group with the transport chosen for the device; other arguments are passed
-    on.
-    """
+    """Calls init_process_group with the transport of the device; the rest is passed on."""
     installed = installed_here()
     kind = choose_device(installed, device)
     transport = choose_transport(kind, installed, backend)

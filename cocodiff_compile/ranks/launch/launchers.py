@@ -37,9 +37,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _VariableNames:
-    """Names a launcher's variables for the same four values; `size` and `ranks_here` list
-    alternatives in order.
-    """
+    """Names a launcher's variables; `size` and `ranks_here` list alternatives in order."""
 
     launcher: str
     rank: str

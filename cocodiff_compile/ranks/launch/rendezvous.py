@@ -16,9 +16,7 @@ _NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
 
 def rendezvous(environment: Mapping[str, str], launcher: str, is_one_node: bool) -> dict[str, str]:
-    """Returns both variables. Raises UserError if there are several nodes and the first one is
-    unknown.
-    """
+    """Returns both variables. Raises UserError if the first of several nodes is unknown."""
     address = environment.get("MASTER_ADDR") or _address(environment, launcher, is_one_node)
     return {
         "MASTER_ADDR": address,
@@ -29,25 +27,16 @@ def rendezvous(environment: Mapping[str, str], launcher: str, is_one_node: bool)
 def _address(environment: Mapping[str, str], launcher: str, is_one_node: bool) -> str:
     if is_one_node:
         return "127.0.0.1"
-    first = _first_slurm_node(environment) if launcher == "Slurm" else ""
-    if first:
-        return first
+    for name in _NODE_LISTS if launcher == "Slurm" else ():
+        if first := first_node(environment.get(name, "")):
+            return first
     raise UserError(
         f"{launcher} started ranks on several nodes: set MASTER_ADDR to the address of the first "
         "node, on all of them"
     )
 
 
-def _first_slurm_node(environment: Mapping[str, str]) -> str:
-    for name in _NODE_LISTS:
-        if first := first_node(environment.get(name, "")):
-            return first
-    return ""
-
-
 def first_node(node_list: str) -> str:
-    """Returns the first node of a list in Slurm's short form, like `nid[001-004,7],login1`; an
-    empty string if it cannot be read.
-    """
+    """Returns the first node of a list like `nid[001-004,7],login1`; empty if unreadable."""
     match = re.match(r"([\w.-]+?)(?:\[(\d+)[^\[\]]*\])?(?:,|$)", node_list)
     return f"{match[1]}{match[2] or ''}" if match else ""
