@@ -15,8 +15,8 @@ import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.cut.cut import Cut, Step, numbers, sizes_of, stretch
-from cocodiff_compile.cut.joining import emit_joined
-from cocodiff_compile.cut.rules import cut_of_operand, joined_lengths
+from cocodiff_compile.cut.joining import emit_in_order_of, emit_joined
+from cocodiff_compile.cut.rules import SUMMING, cut_of_operand, joined_lengths
 from cocodiff_compile.cut.view_rules import SQUEEZE, squeezed_dims, taken_range
 from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
@@ -109,6 +109,11 @@ class EmitChunks:
         if node.target is aten.cat.default and bound(node)["dim"] % len(shape_of(node)) == cut.dim:
             return self._concatenated(node, number)
         inputs = {source: self._input(node, source, number) for source in node.all_input_nodes}
+        if node.target in SUMMING:  # the order of terms, and so their rounding, is that of memory
+            inputs = {
+                source: emit_in_order_of(self.graph, part, source)
+                for source, part in inputs.items()
+            }
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
         if node.target is ALL_TO_ALL:
             return self._exchange(node, inputs[bound(node)["input"]], number)

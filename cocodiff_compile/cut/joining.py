@@ -1,4 +1,4 @@
-"""Joins the parts of a tensor that was computed part by part, in the order the whole has in memory.
+"""Keeps parts of a tensor, and what is joined from them, in the order the whole has in memory.
 
 `cat` returns a contiguous tensor. Where the whole was a permuted view, a matmul that reads the
 joined tensor would take another kernel and give other bits; so the parts are permuted to the order
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.ir.aten import aten, emit, emit_shape, value_of
+from cocodiff_compile.ir.aten import aten, emit, emit_contiguous, emit_shape, value_of
 from cocodiff_compile.ir.layout import Size, known, same
 
 
@@ -54,15 +54,29 @@ def emit_joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, whol
     if is_permuted:
         parts = [emit(graph, aten.permute.default, part, order, like=part) for part in parts]
     joined = _joined(graph, parts, order.index(dim), outer, whole)
-    if is_permuted:
-        back = [order.index(place) for place in range(len(order))]
-        joined = emit(graph, aten.permute.default, joined, back, like=whole)
-    return joined
+    return _permuted_back(graph, joined, order) if is_permuted else joined
+
+
+def emit_in_order_of(graph: Graph, part: Node, whole: Node) -> Node:
+    """Returns a part of `whole` whose dims lie in memory as those of the whole do: itself, or a
+    copy.
+    """
+    order, value = memory_order(whole), value_of(part)
+    strides = [optimization_hint(value.stride(dim)) for dim in order if value.shape[dim] != 1]
+    if strides == sorted(strides, reverse=True):
+        return part
+    ordered = emit(graph, aten.permute.default, part, order, like=part)
+    return _permuted_back(graph, emit_contiguous(graph, ordered), order)
+
+
+def _permuted_back(graph: Graph, ordered: Node, order: Sequence[int]) -> Node:
+    back = [order.index(dim) for dim in range(len(order))]
+    return emit(graph, aten.permute.default, ordered, back, like=ordered)
 
 
 def _joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, like: Node) -> Node:
     if same(outer, 1):
-        return emit(graph, aten.cat.default, parts, dim, like=like)
+        return _concatenated(graph, parts, dim, like)
     number = known(outer)
     blocks = []
     for part in parts:
@@ -75,7 +89,14 @@ def _joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, like: No
             sizes = [number, -1]
         split = [*shape[:dim], *sizes, *shape[dim + 1 :]]
         blocks.append(emit(graph, aten.reshape.default, part, split, like=part))
-    joined = emit(graph, aten.cat.default, blocks, dim + 1, like=like)
+    joined = _concatenated(graph, blocks, dim + 1, like)
     shape = emit_shape(graph, joined)
     merged = [*shape[:dim], -1, *shape[dim + 2 :]]
     return emit(graph, aten.reshape.default, joined, merged, like=like)
+
+
+def _concatenated(graph: Graph, parts: Sequence[Node], dim: int, like: Node) -> Node:
+    """Emits a contiguous `cat`: torch's own takes over the order of channels-last parts, and parts
+    with a dim of one element may count as such.
+    """
+    return emit_contiguous(graph, emit(graph, aten.cat.default, parts, dim, like=like))

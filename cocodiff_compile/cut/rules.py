@@ -19,6 +19,7 @@ from torch.fx import Node
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.cut import view_rules
 from cocodiff_compile.cut.cut import Cut, CutUnknown, Step, numbers
+from cocodiff_compile.cut.joining import is_dense
 from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
     BATCHED_MATMUL,
@@ -231,13 +232,15 @@ def joined_lengths(node: Node, tensors: Sequence[Node], cuts: Cuts) -> list[tupl
     return found[::-1]
 
 
-def _reduced(cut: Cut, _operand: Node, node: Node) -> Cut:
+def _reduced(cut: Cut, operand: Node, node: Node) -> Cut:
     arguments = bound(node)
     rank = len(shape_of(arguments["self"]))
     dims = {dim % rank for dim in arguments["dim"] or range(rank)}
     if cut.dim in dims:
         raise CutUnknown(f"{node.name} reduces over what is cut")
     _refuse_other_order(node, cut.dim, dims)
+    if node.target in SUMMING and not (same(cut.outer, 1) or is_dense(operand)):
+        raise CutUnknown(f"{node.name} sums what lies in memory with gaps, which copies have not")
     dropped = 0 if arguments["keepdim"] else sum(dim < cut.dim for dim in dims)
     return cut.at(cut.dim - dropped)
 
@@ -277,7 +280,7 @@ def _indexed(node: Node, cuts: Cuts) -> Step:
 
 
 _ORDERLESS = frozenset({aten.amax.default, aten.amin.default})
-_SUMMING = frozenset(
+SUMMING = frozenset(
     {aten.sum.dim_IntList, aten.mean.dim, aten.var_mean.correction, aten.var.correction}
 )
 _COMPLEX = frozenset({aten.view_as_complex.default, aten.view_as_real.default, aten._conj.default})
@@ -288,7 +291,7 @@ CUT_RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(PERMUTE, _one_operand(view_rules.permuted)),
     **dict.fromkeys({*SLICING, operator.getitem}, _one_operand(view_rules.sliced)),
     **dict.fromkeys(_COMPLEX, _one_operand(view_rules.unchanged)),
-    **dict.fromkeys(_ORDERLESS | _SUMMING, _one_operand(_reduced)),
+    **dict.fromkeys(_ORDERLESS | SUMMING, _one_operand(_reduced)),
     **dict.fromkeys(SOFTMAX, _one_operand(_normalised)),
     **dict.fromkeys(CONCATENATION, _concatenated),
     **dict.fromkeys({*POINTWISE, aten.expand.default, aten.slice_scatter.default}, _aligned),

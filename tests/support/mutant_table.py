@@ -152,6 +152,20 @@ CUT_RULES = (
         "tests/values/test_op_rules.py::test_which_operands_are_read_by_chunk_depends_on_the_dim",
     ),
     _rule(
+        "blocks joined in the order of channels",
+        "joining.py",
+        "return emit_contiguous(graph, emit(graph, aten.cat.default, parts, dim, like=like))",
+        "return emit(graph, aten.cat.default, parts, dim, like=like)",
+        "tests/values/test_op_rules.py::test_blocks_that_count_as_channels_last_are_joined_as_the_whole_lies",
+    ),
+    _rule(
+        "terms of a sum in another order",
+        "emit_chunks.py",
+        "if node.target in SUMMING:",
+        "if node.target is None:",
+        "tests/values/test_op_rules.py::test_a_sum_of_copied_blocks_keeps_the_order_of_its_terms",
+    ),
+    _rule(
         "parts joined without regard to memory",
         "joining.py",
         "    is_permuted = order != list(range(len(order)))",

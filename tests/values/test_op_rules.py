@@ -229,6 +229,29 @@ def _built(op: Any, *args: Any, **kwargs: Any) -> _Built:
     return _Built(OpCall(op, args, kwargs))
 
 
+def test_blocks_that_count_as_channels_last_are_joined_as_the_whole_lies() -> None:
+    built = _built(aten.neg.default, torch.randn(1, 2, 4).transpose(1, 2))
+    (x,) = built.inputs
+    built.compare(_chunked(built, {x: Cut(1, 2, (1, 1))}, keeps_ops=True))
+
+
+SUM_CUT = Cut(2, 2, (1, 2))
+
+
+@pytest.mark.parametrize("op", [aten.mean.dim, aten.sum.dim_IntList])
+def test_a_sum_of_copied_blocks_keeps_the_order_of_its_terms(op: Any) -> None:
+    built = _built(op, torch.randn(1, 6, 48).transpose(1, 2), [1])
+    (x,) = built.inputs
+    built.compare(_chunked(built, {x: SUM_CUT}, keeps_ops=False))
+
+
+def test_a_sum_with_gaps_between_its_terms_is_not_cut_in_blocks() -> None:
+    built = _built(aten.sum.dim_IntList, torch.randn(1, 6, 96)[..., ::2].transpose(1, 2), [1])
+    (x,) = built.inputs
+    with pytest.raises(CutUnknown, match="with gaps"):
+        _chunked(built, {x: SUM_CUT}, keeps_ops=False)
+
+
 @pytest.mark.parametrize("op", [aten.mean.dim, aten.sum.dim_IntList])
 def test_sums_of_columns_are_not_cut(op: Any) -> None:
     """How many columns kernels sum at a time, and in which order, depends on how many there are."""
