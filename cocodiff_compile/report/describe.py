@@ -4,7 +4,7 @@ generation consumes the graph that the records refer to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -158,6 +158,12 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
+    """Returns a table with a column per key; cells of keys that a row does not have are empty."""
+    headers = list(dict.fromkeys(header for row in rows for header in row))
+    return format_table(headers, [[row.get(header, "") for header in headers] for row in rows])
 
 
 def format_bytes(size: int | str) -> str:

@@ -29,7 +29,6 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.fake_ranks import fake_ranks
-from cocodiff_compile.lab.simulate.pad_heads import parallelize_padded
 from cocodiff_compile.lab.simulate.program import (
     Program,
     eager_program,
@@ -38,6 +37,7 @@ from cocodiff_compile.lab.simulate.program import (
     simulated_costs,
 )
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape
+from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.topology.axes import Topology
 
 Piece: TypeAlias = "_EagerCalls | _Compiled"
@@ -138,12 +138,33 @@ def capture_step(
     with fake_ranks(case.num_ranks), _quiet(), torch.no_grad():
         with mode:
             model = shape.build(case.max_layers)
-            inputs = shape.inputs(case.resolution, degree)
+            inputs = shape.inputs(model, case.resolution, degree)
         parallelize_padded(model, shape.heads, degree)  # not under the mode: meshes are real
         _compile_blocks(model, _backend(configs, device, recorder), recorder)
         with mode, recorder:
             model(**inputs)
     return recorder.step
+
+
+def padded_to(heads: int, degree: int) -> int:
+    """Returns the next number of heads that `degree` ranks can share."""
+    return -(-heads // degree) * degree
+
+
+def parallelize_padded(model: nn.Module, heads: int, degree: int) -> None:
+    """Calls `parallelize` as if each attention had the padded number of heads, since it refuses
+    fewer heads than ranks. That heads of zeros are added is an assumption, which the report states.
+    """
+    attentions: list[Any] = [
+        module for module in model.modules() if getattr(module, "heads", None) == heads
+    ]
+    for attention in attentions:
+        attention.heads = padded_to(heads, degree)
+    try:
+        parallelize(model, ulysses_degree=degree)
+    finally:
+        for attention in attentions:
+            attention.heads = heads
 
 
 _CHATTY_LOGGERS = ("diffusers", "diffusers.models.modeling_utils")
@@ -234,11 +255,8 @@ def _stand_in(graph: Graph) -> Any:
     """Returns a callable whose results are like those of `graph`, which runs none of its nodes."""
     outputs = graph.output_node().args[0]
 
-    def call(*_args: Any) -> Any:
-        return pytree.tree_map_only(Node, lambda node: _empty_like(node.meta["val"]), outputs)
+    def empty(node: Node) -> torch.Tensor:
+        like = node.meta["val"]
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
-    return make_boxed_func(call)
-
-
-def _empty_like(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return make_boxed_func(lambda *_args: pytree.tree_map_only(Node, empty, outputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -30,46 +31,31 @@ def _matplotlib() -> Any:
 
 def plot_simulation(simulation: Simulation, path: Path) -> None:
     """Writes the picture; its kind follows from the name."""
-    groups = _by_nodes(simulation.rows)
     figure = _matplotlib()(figsize=(2.5 + 0.8 * len(simulation.rows), 4.4), layout="constrained")
     axes = figure.subplots()
-    ticks: list[tuple[float, str]] = []
+    ticks: dict[float, str] = {}
     lines = max(row.way.count("|") for row in simulation.rows)
     left = 0.0
-    for rows in groups.values():
+    for _, group in itertools.groupby(simulation.rows, key=lambda row: row.nodes):
+        rows = list(group)
         for place, row in enumerate(rows):
             _bar(axes, left + place, row)
-            ticks.append((left + place, row.way.replace(" | ", "\n| ")))
+            ticks[left + place] = row.way.replace(" | ", "\n| ")
         _group_label(axes, left + (len(rows) - 1) / 2, rows[0], lines)
         left += len(rows) + 0.8
-    axes.set_xticks([x for x, _ in ticks], [label for _, label in ticks])
+    axes.set_xticks(list(ticks), list(ticks.values()))
     _dress(axes, simulation)
     figure.savefig(path, dpi=150)
 
 
-def _by_nodes(rows: tuple[Row, ...]) -> dict[int, list[Row]]:
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.nodes, []).append(row)
-    return groups
-
-
 def _bar(axes: Any, x: float, row: Row) -> None:
     compute, exposed = row.timeline.compute_s * 1e3, row.timeline.exposed_s * 1e3
-    first = x == 0
-    axes.bar(x, compute, 0.82, color=_COMPUTE, label="computation" if first else None)
-    axes.bar(
-        x,
-        exposed,
-        0.82,
-        bottom=compute,
-        color=_EXPOSED,
-        label="exposed communication" if first else None,
-    )
+    labels = ("computation", "exposed communication") if x == 0 else (None, None)
+    axes.bar(x, compute, 0.82, color=_COMPUTE, label=labels[0])
+    axes.bar(x, exposed, 0.82, bottom=compute, color=_EXPOSED, label=labels[1])
     step = compute + exposed
-    text = (f"{step:.0f}" if step >= 100 else f"{step:.3g}") + (
-        "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
-    )
+    text = f"{step:.0f}" if step >= 100 else f"{step:.3g}"
+    text += "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
     axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
 
 

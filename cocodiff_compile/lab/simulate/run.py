@@ -10,12 +10,17 @@ from pathlib import Path
 
 from cocodiff_compile.cost.exchanges import traffic
 from cocodiff_compile.cost.timeline import Timeline
+from cocodiff_compile.devices.cuda import H100
 from cocodiff_compile.devices.device import Device
+from cocodiff_compile.devices.xpu import AURORA_TILE
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.show_topology import find_topology
-from cocodiff_compile.lab.simulate.capture import CapturedStep, SimulatedCase, capture_step
-from cocodiff_compile.lab.simulate.devices import device_for
-from cocodiff_compile.lab.simulate.pad_heads import padded_to
+from cocodiff_compile.lab.simulate.capture import (
+    CapturedStep,
+    SimulatedCase,
+    capture_step,
+    padded_to,
+)
 from cocodiff_compile.lab.simulate.program import Program, Sent
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape, check_resolution, find_shape
 from cocodiff_compile.lab.simulate.published import published_figure
@@ -24,10 +29,9 @@ from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.phases import format_phases
 from cocodiff_compile.topology.presets import PRESETS, ranks_per_node
 
+DEVICES = {device.name: device for device in (AURORA_TILE, H100)}
 LARGEST_DEFAULT_DEGREE = 48
-"""The largest degree of the paper, which runs degrees of 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes
-of Aurora.
-"""
+"""The largest degree of the paper, which runs 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def simulate(
     settings before anything is captured. Drops what torch.compile has compiled in this process.
     """
     shape = find_shape(settings.model)
-    device = device_for(settings.device, settings.topology)
+    device = _device(settings)
     cases = [_case(settings, shape, nodes) for nodes in settings.nodes]
     topologies = [find_topology(settings.topology, case.degree) for case in cases]
     rows: list[Row] = []
@@ -105,6 +109,14 @@ def simulate(
         rows += _rows(settings, nodes, case, topology, programs)
     notes = tuple(note for case in cases for note in _notes(case))
     return Simulation(settings, shape, device, tuple(rows), tuple(dict.fromkeys(notes)))
+
+
+def _device(settings: SimulateSettings) -> Device:
+    if settings.device is None:
+        return AURORA_TILE if settings.topology == "aurora" else H100
+    if settings.device not in DEVICES:
+        raise UserError(f"unknown device {settings.device!r}; known: {', '.join(DEVICES)}")
+    return DEVICES[settings.device]
 
 
 def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> SimulatedCase:
