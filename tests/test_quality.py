@@ -23,12 +23,13 @@ from cocodiff_compile.lab.quality.pictures import (
     random_prompts,
 )
 from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures
-from cocodiff_compile.lab.quality.sample import Sampling, sample_pictures
 from cocodiff_compile.lab.quality.settings import POLICIES, QualitySettings, v_major_of
 from cocodiff_compile.lab.quality.small_dit import (
     NUM_NAMES,
+    Sampling,
     conditioning,
     load_small_dit,
+    sample_pictures,
     to_pictures,
     to_tokens,
 )

@@ -44,38 +44,38 @@ def add_lab(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     _add(actions, "down", "end all processes on the nodes and remove the nodes", _down)
     listing = actions.add_parser("list", help="list the clusters that are up")
-    listing.set_defaults(run=lambda _parsed: _report_errors(_list))
+    listing.set_defaults(run=_run_action, action=_list)
 
 
 def _add(
     actions: Commands[argparse.ArgumentParser],
     name: str,
     text: str,
-    run: Callable[[argparse.Namespace], int],
+    action: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    action = actions.add_parser(name, help=text)
-    action.add_argument("--name", default=DEFAULT_NAME, help=f"default: {DEFAULT_NAME}")
-    action.set_defaults(run=lambda parsed: _report_errors(lambda: run(parsed)))
-    return action
+    parser = actions.add_parser(name, help=text)
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"default: {DEFAULT_NAME}")
+    parser.set_defaults(run=_run_action, action=action)
+    return parser
 
 
-def _report_errors(run: Callable[[], int]) -> int:
+def _run_action(parsed: argparse.Namespace) -> int:
     try:
-        return run()
-    except (UserError, RankFailedError) as error:
+        status: int = parsed.action(parsed)
+    except RankFailedError as error:
         print(f"cocodiff lab: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
+        return 1
     except KeyboardInterrupt:
         print("\ninterrupted; all nodes' processes were ended", file=sys.stderr)
         return 130
+    return status
 
 
 def _up(parsed: argparse.Namespace) -> int:
     link = NodeLink(parsed.rate, parsed.packet_bytes)
     cluster = build_cluster(parsed.name, parsed.nodes, link)
-    speed = (
-        "unlimited" if link.rate_mbit is None else f"{link.rate_mbit:g} Mbit/s in each direction"
-    )
+    rate = link.rate_mbit
+    speed = "unlimited" if rate is None else f"{rate:g} Mbit/s in each direction"
     for node in range(cluster.num_nodes):
         print(f"node {node}  {cluster.address(node)}  {speed}  namespace {cluster.node(node)}")
     return 0
@@ -106,7 +106,7 @@ def _down(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _list() -> int:
+def _list(_parsed: argparse.Namespace) -> int:
     check_can_emulate()
     clusters = list_clusters()
     for cluster in clusters:

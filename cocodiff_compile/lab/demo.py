@@ -1,6 +1,5 @@
-"""Implements `cocodiff demo`: denoises with a small diffusion transformer, eagerly in one process
-and compiled by backend "cocodiff" on local gloo ranks, and compares the results. Under a launcher
-it uses the ranks that the launcher started.
+"""Implements `cocodiff demo`: denoises with a small model, eagerly in one process and compiled on
+local gloo ranks, or on those of a launcher, and compares the results.
 """
 
 from __future__ import annotations
@@ -85,14 +84,14 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
             ranks_per_node=TILES_PER_NODE,
             on_message=progress.from_rank,
         )
-    return _put_out(_compare(settings, eager, ranks, NUM_NODES), ranks[0]["graphs"][0], json_file)
+    return _put_out(_compare(settings, eager, ranks, NUM_NODES), ranks, json_file)
 
 
 def _run_on_started_ranks(settings: DemoSettings, json_file: Path | None, launch: Launch) -> int:
     """Runs as one of the launcher's ranks. The first rank also denoises eagerly, and compares."""
     settings = replace(settings, heads=max(settings.heads, launch.num_ranks))
     device = init_distributed()
-    say = _quiet if launch.rank else timed_sayer()
+    say = timed_sayer() if launch.rank == 0 else lambda _text: None
     try:
         say(f"{launch.num_ranks} ranks started by {launch.launcher}, {device.type}")
         ranks = gathered(_compiled_rank(settings, device, say))
@@ -101,17 +100,13 @@ def _run_on_started_ranks(settings: DemoSettings, json_file: Path | None, launch
         say("one process, eager")
         eager = _denoise_eagerly(settings, device, say)
         num_nodes = launch.num_ranks // launch.ranks_here
-        result = _compare(settings, eager, ranks, num_nodes)
-        return _put_out(result, ranks[0]["graphs"][0], json_file)
+        return _put_out(_compare(settings, eager, ranks, num_nodes), ranks, json_file)
     finally:
         dist.destroy_process_group()
 
 
-def _quiet(_text: str) -> None: ...
-
-
-def _put_out(result: dict[str, Any], graph: dict[str, Any], json_file: Path | None) -> int:
-    print("\n" + format_graph(graph))
+def _put_out(result: dict[str, Any], ranks: list[dict[str, Any]], json_file: Path | None) -> int:
+    print("\n" + format_graph(ranks[0]["graphs"][0]))
     print("\n" + _format_result(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
@@ -120,9 +115,7 @@ def _put_out(result: dict[str, Any], graph: dict[str, Any], json_file: Path | No
 
 
 class _Progress:
-    """Prints lines with the seconds since the start, and one every 15 s until the first message of
-    a rank.
-    """
+    """Prints lines with the time, and one every 15 s until the first message of a rank."""
 
     def __init__(self) -> None:
         self.say = timed_sayer()
@@ -130,7 +123,6 @@ class _Progress:
 
     @contextmanager
     def while_waiting(self, text: str) -> Iterator[None]:
-        self._heard.clear()
         ticker = threading.Thread(target=self._tick, args=(text,), daemon=True)
         ticker.start()
         try:
@@ -174,10 +166,7 @@ def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> di
 
 
 def _denoise(
-    settings: DemoSettings,
-    model: torch.nn.Module,
-    call: Callable[..., Any],
-    say: Say,
+    settings: DemoSettings, model: torch.nn.Module, call: Callable[..., Any], say: Say
 ) -> Denoised:
     from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: PLC0415  (slow, and optional)
 
@@ -203,27 +192,28 @@ def _denoise(
 def _compare(
     settings: DemoSettings, eager: Denoised, ranks: list[dict[str, Any]], num_nodes: int
 ) -> dict[str, Any]:
-    sites = [site for graph in ranks[0]["graphs"] for site in graph["sites"]]
+    graphs, expected = ranks[0]["graphs"], ranks[0]["expected_sites"]
+    step_seconds = ranks[0]["denoised"].step_seconds
+    sites = [site for graph in graphs for site in graph["sites"]]
     outcomes = [rank["denoised"].latents for rank in ranks]
     difference = max((outcome - eager.latents).abs().max().item() for outcome in outcomes)
     agree = all(torch.equal(outcome, outcomes[0]) for outcome in outcomes)
-    expected = ranks[0]["expected_sites"]
     return {
         "settings": asdict(settings),
         "ranks": len(ranks),
         "nodes": num_nodes,
         "sites": len(sites),
         "expected_sites": expected,
-        "declined": sum(len(graph["declined"]) for graph in ranks[0]["graphs"]),
-        "graphs": len(ranks[0]["graphs"]),
+        "declined": sum(len(graph["declined"]) for graph in graphs),
+        "graphs": len(graphs),
         "exchanges_per_step": sum(site["num_exchanges"] for site in sites),
         "exchange_bytes_per_step_and_rank": sum(site["bytes"] for site in sites),
         "largest_difference": difference,
         "largest_latent": eager.latents.abs().max().item(),
         "ranks_agree": agree,
         "eager_step_s": min(eager.step_seconds),
-        "compiled_first_step_s": ranks[0]["denoised"].step_seconds[0],
-        "compiled_step_s": min(ranks[0]["denoised"].step_seconds),
+        "compiled_first_step_s": step_seconds[0],
+        "compiled_step_s": min(step_seconds),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads in the eager process",
         "ok": agree and difference <= LARGEST_DIFFERENCE and len(sites) == expected,
@@ -233,24 +223,18 @@ def _compare(
 def _format_result(result: dict[str, Any]) -> str:
     ranks = f"{result['ranks']} ranks"
     size = format_bytes(result["exchange_bytes_per_step_and_rank"])
+    difference = f"{result['largest_difference']:.1e}"
+    difference += f" (latents reach {result['largest_latent']:.1f})"
     rows = [
         ("sites found", f"{result['sites']} of {result['expected_sites']} Ulysses attentions"),
         ("graphs, declined", f"{result['graphs']}, {result['declined']}"),
         ("exchanges per step", result["exchanges_per_step"]),
         ("bytes into exchanges, per step and rank", size),
-        (f"largest difference, {ranks} compiled to 1 process eager", _difference(result)),
+        (f"largest difference, {ranks} compiled to 1 process eager", difference),
         ("all ranks hold the same latents, bit for bit", "yes" if result["ranks_agree"] else "NO"),
         ("eager step, 1 process", f"{result['eager_step_s']:.3f} s"),
-        (f"first compiled step, {ranks}", _seconds(result, "first_")),
-        (f"compiled step, {ranks}", _seconds(result, "")),
+        (f"first compiled step, {ranks}", f"{result['compiled_first_step_s']:.3f} s"),
+        (f"compiled step, {ranks}", f"{result['compiled_step_s']:.3f} s"),
         ("verdict", "ok" if result["ok"] else "NOT ok"),
     ]
     return format_table(("what", "value"), rows)
-
-
-def _difference(result: dict[str, Any]) -> str:
-    return f"{result['largest_difference']:.1e} (latents reach {result['largest_latent']:.1f})"
-
-
-def _seconds(result: dict[str, Any], which: str) -> str:
-    return f"{result[f'compiled_{which}step_s']:.3f} s"

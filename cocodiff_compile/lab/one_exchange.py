@@ -23,9 +23,7 @@ MESSAGE = (2, 3)
 
 
 def exchange_graph(num_ranks: int, message: Sequence[int] = MESSAGE, group: str = FLAT) -> Graph:
-    """Returns a graph that exchanges its input, which holds the messages to all ranks along the
-    first dim.
-    """
+    """Returns a graph that exchanges its input, the messages to all ranks along the first dim."""
     rows, *others = message
     splits = [rows] * num_ranks
 

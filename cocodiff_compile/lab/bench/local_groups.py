@@ -20,9 +20,7 @@ from cocodiff_compile.compat import groups_by_name, replaced_groups, work_of_fut
 
 @dataclass(frozen=True)
 class Collective:
-    """Records one collective as one rank calls it. `sent_bytes[i]` go to `ranks[i]`, the rank
-    itself included.
-    """
+    """Records one collective: `sent_bytes[i]` go to `ranks[i]`, of which one is this rank."""
 
     ranks: tuple[int, ...]
     sent_bytes: tuple[int, ...]

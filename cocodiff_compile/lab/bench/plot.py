@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ _COMPUTE, _EXPOSED, _LIMIT = "#4c6a92", "#e0803c", "#222222"
 
 def plot_report(report: Report, folder: Path) -> list[Path]:
     """Writes `steps.png` and `exposed.png`; returns the paths written."""
-    panels = _panels(report)
+    by_case = itertools.groupby(report.points, key=lambda point: point.case.title)
+    panels = {title: list(points) for title, points in by_case}
     if not panels:
         return []
-    titles = list(
-        dict.fromkeys(variant.title for point in report.points for variant in point.ready)
-    )
-    colors = {title: _COLORS[number % len(_COLORS)] for number, title in enumerate(titles)}
+    titles = dict.fromkeys(variant.title for point in report.points for variant in point.ready)
+    colors = dict(zip(titles, itertools.cycle(_COLORS), strict=False))
     written = []
     for name, draw in (("steps.png", _draw_steps), ("exposed.png", _draw_exposed)):
         figure, all_axes = _figure(len(panels))
@@ -37,13 +37,6 @@ def plot_report(report: Report, folder: Path) -> list[Path]:
     return written
 
 
-def _panels(report: Report) -> dict[str, list[Point]]:
-    panels: dict[str, list[Point]] = {}
-    for point in report.points:
-        panels.setdefault(point.case.title, []).append(point)
-    return panels
-
-
 def _figure(num_panels: int) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
 
@@ -51,7 +44,7 @@ def _figure(num_panels: int) -> tuple[Any, list[Any]]:
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(1.2 + 4.6 * columns, 0.9 + 3.6 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    cells = [axes for row in grid for axes in row]
+    cells = list(grid.flat)
     for unused in cells[num_panels:]:
         unused.set_axis_off()
     return figure, cells[:num_panels]
@@ -104,18 +97,15 @@ def _errors(variants: Sequence[VariantResult]) -> list[list[float]]:
 
 
 def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -> None:
-    """Draws computation and exposed communication of each variant as stacked bars, and the limit as
-    a line through each group of bars.
-    """
+    """Draws computation and exposed communication as stacked bars, and the limit as a line."""
     left = 0.0
-    ticks: list[tuple[float, str]] = []
+    ticks: dict[float, str] = {}
     for point in points:
         for variant in point.ready:
             _stacked_bar(axes, left, variant, first=not ticks)
-            ticks.append((left, variant.name))
+            ticks[left] = variant.name
             left += 1
-        width = len(point.ready)
-        begin, end = left - width - 0.5, left - 0.5
+        begin, end = left - len(point.ready) - 0.5, left - 0.5
         label = "limit" if point is points[0] else None
         axes.hlines(point.limit_s * 1e3, begin, end, _LIMIT, "--", linewidth=1, label=label)
         top = max((variant.upper_s for variant in point.ready), default=0.0) * 1e3
@@ -124,14 +114,15 @@ def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -
             _label(point), middle, (0, 6), textcoords="offset points", fontsize=8, ha="center"
         )
         left += 0.8
-    axes.set_xticks([x for x, _ in ticks], [name for _, name in ticks], fontsize=7, rotation=90)
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7, rotation=90)
     axes.set_ylabel("ms per step", fontsize=8)
     axes.margins(y=0.15)
 
 
 def _stacked_bar(axes: Any, x: float, variant: VariantResult, first: bool) -> None:
     compute, step = variant.compute_s * 1e3, variant.step_s * 1e3
-    axes.bar(x, compute, 0.85, color=_COMPUTE, label="computation" if first else None)
+    labels = ("computation", "exposed communication") if first else (None, None)
+    axes.bar(x, compute, 0.85, color=_COMPUTE, label=labels[0])
     axes.bar(
         x,
         max(0.0, step - compute),
@@ -140,5 +131,5 @@ def _stacked_bar(axes: Any, x: float, variant: VariantResult, first: bool) -> No
         color=_EXPOSED,
         yerr=_errors([variant]),
         error_kw={"elinewidth": 1, "capsize": 2},
-        label="exposed communication" if first else None,
+        label=labels[1],
     )

@@ -1,5 +1,4 @@
-"""Runs one rank of a benchmark: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`, under
-torchrun.
+"""Runs one rank, under torchrun: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`.
 
 Rank 0 reports progress and writes the result. A rank that fails writes its traceback next to it.
 """
@@ -22,6 +21,8 @@ from cocodiff_compile.lab.bench.measure import measure_case, worker_groups_of
 from cocodiff_compile.lab.bench.worker_groups import worker_groups
 from cocodiff_compile.lab.progress import say_from_rank
 
+FAILURE_FILE = "failure{}.txt"
+
 
 def main(arguments: Sequence[str]) -> None:
     case_file, result_file = map(Path, arguments)
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str]) -> None:
             if dist.get_rank() == 0:
                 result_file.write_text(json.dumps(result))
     except BaseException:
-        failure_file(result_file, int(os.environ["RANK"])).write_text(traceback.format_exc())
+        name = FAILURE_FILE.format(f"{int(os.environ['RANK']):03d}")
+        result_file.with_name(name).write_text(traceback.format_exc())
         raise
 
 
@@ -53,10 +55,6 @@ def measure_here(
             if is_first:
                 keep(run)
     return run if is_first else None
-
-
-def failure_file(result_file: Path, rank: int) -> Path:
-    return result_file.with_suffix(f".rank{rank:03d}.txt")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Examines devices, packages, the environment and the launcher. It imports nothing for that but
-torch, and triton if it is installed.
-"""
+"""Examines devices, packages, environment and launcher; imports only torch, and triton."""
 
 from __future__ import annotations
 
@@ -10,19 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Literal, TypeAlias
 
 import torch
 
 from cocodiff_compile.compat import TESTED_PYTHON, TESTED_TORCH
-from cocodiff_compile.devices.choose import (
-    DEVICE_KINDS,
-    choose_device,
-    choose_transport,
-)
+from cocodiff_compile.devices.choose import DEVICE_KINDS, choose_device, choose_transport
 from cocodiff_compile.devices.installed import Installed, why_not_legacy
 from cocodiff_compile.devices.kind import DeviceKind
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.lab.doctor.finding import Finding, Status
 from cocodiff_compile.ranks.detect import detect, location_of_this_rank
 from cocodiff_compile.ranks.launch.init_distributed import group_backend
 from cocodiff_compile.ranks.launch.launchers import Launch, adopt_launcher, find_launch
@@ -38,6 +32,19 @@ AURORA_SETTINGS = {
     "ZE_FLAT_DEVICE_HIERARCHY": "FLAT",
 }
 """The settings that Aurora's documentation asks for; other machines with XPUs may need others."""
+
+
+Status: TypeAlias = Literal["ok", "note", "warning", "problem"]
+"""A `problem` keeps ranks from running; a `warning` costs speed, or breaks something else."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Holds one line of the report."""
+
+    what: str
+    status: Status
+    text: str
 
 
 @dataclass(frozen=True)

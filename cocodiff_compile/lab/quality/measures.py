@@ -13,9 +13,7 @@ _RANGE = 2.0
 
 @dataclass(frozen=True)
 class Distance:
-    """Holds the distance of one picture from the exact one; PSNR is infinite where both are
-    equal.
-    """
+    """Holds the distance of two pictures; PSNR is infinite where they are equal."""
 
     psnr_db: float
     ssim: float

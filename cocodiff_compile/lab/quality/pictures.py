@@ -65,9 +65,7 @@ def draw_pictures(prompts: Tensor) -> Tensor:
 
 
 def _distances(x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Returns how far each pixel lies outside of a disc, a square, a diamond and a ring: [count, 4,
-    ...].
-    """
+    """Returns how far pixels lie outside of a disc, square, diamond and ring: [count, 4, ...]."""
     disc = torch.hypot(x, y) - radius
     square = torch.maximum(x.abs(), y.abs()) - 0.85 * radius
     diamond = (x.abs() + y.abs()) / 2**0.5 - 0.75 * radius

@@ -7,11 +7,14 @@ from statistics import mean
 from typing import Any
 
 
+def saved(variant: dict[str, Any]) -> float:
+    """Returns how many times fewer bytes a rank sends than uncompressed."""
+    return variant["full_bytes"] / variant["sent_bytes"] if variant["sent_bytes"] else 1.0
+
+
 def plot_frontier(result: dict[str, Any], file: Path) -> None:
     """Draws one point per policy, with a line from its worst picture to its best."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
-
-    from cocodiff_compile.lab.quality.command import saved  # noqa: PLC0415
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,19 @@ from torch import distributed as dist
 
 import cocodiff_compile
 from cocodiff_compile.lab.bench.cases import DTYPES
+from cocodiff_compile.lab.bench.find_rate import set_share
 from cocodiff_compile.lab.bench.links import interface_counters, links_are_ours
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups, traffic_between
-from cocodiff_compile.lab.bench.set_share import set_share
 from cocodiff_compile.lab.progress import Say
 from cocodiff_compile.lab.quality.measures import distances
-from cocodiff_compile.lab.quality.sample import sample_pictures
 from cocodiff_compile.lab.quality.settings import EXACT, QualitySettings, v_major_of
-from cocodiff_compile.lab.quality.small_dit import WEIGHTS, load_small_dit
+from cocodiff_compile.lab.quality.small_dit import WEIGHTS, load_small_dit, sample_pictures
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 from cocodiff_compile.v_major.denoising import StepRecord
 
 _PLAIN = {"v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
-"""Options where time is not measured: the exact passes change no value, and take long to
-compile.
-"""
+"""Options where time is not measured: the exact passes change no value, but compile long."""
 SHOWN = 6
 """The number of pictures of each variant that are kept for display."""
 
@@ -53,13 +50,8 @@ class _Variant:
 
     def clear(self) -> None:
         """Drops the results of the run that compiled the variant."""
-        for item in (
-            self.pictures,
-            self.seconds,
-            self.counted_bytes,
-            self.counted_packets,
-            self.history,
-        ):
+        counted = (self.counted_bytes, self.counted_packets)
+        for item in (self.pictures, self.seconds, *counted, self.history):
             item.clear()
 
 
@@ -70,15 +62,13 @@ def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
     say(f"{EXACT}: Inductor, ready in {seconds:.0f} s")
     rate_mbit = _set_share(variants[0], settings, say) if settings.share else None
     for name in settings.policies:
-        variant = _Variant(name, _compiled(settings, v_major_of(name)))
-        seconds = _run(variant, settings, 0)
+        variants.append(_Variant(name, _compiled(settings, v_major_of(name))))
+        seconds = _run(variants[-1], settings, 0)
         say(f"{name}: ready in {seconds:.0f} s")
-        variants.append(variant)
     for variant in variants:
         variant.clear()
-    order_of_starts = itertools.cycle(range(len(variants)))
     for seed in settings.seeds:
-        first = next(order_of_starts)
+        first = seed % len(variants)
         for variant in (*variants[first:], *variants[:first]):
             _run(variant, settings, seed)
         say(f"pictures {settings.batch * (seed + 1)} of {settings.pictures}")
@@ -127,17 +117,13 @@ def _run(variant: _Variant, settings: QualitySettings, seed: int) -> float:
 
 
 def _set_share(variant: _Variant, settings: QualitySettings, say: Say) -> float | None:
-    """Sets the links so that communication takes the wanted share of exact steps; returns their
-    rate.
-    """
+    """Sets the links such that communication takes its share of exact steps; returns the rate."""
     if not links_are_ours() or settings.share is None:
         return None
     few = QualitySettings(steps=3, batch=settings.batch, dtype=settings.dtype)
 
     def timed(compute_only: bool) -> float:
-        if not compute_only:
-            return _run(variant, few, 0)
-        with local_groups():
+        with local_groups() if compute_only else nullcontext():
             return _run(variant, few, 0)
 
     with local_groups() as collectives:
