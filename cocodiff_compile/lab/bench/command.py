@@ -15,12 +15,11 @@ from typing import Any
 from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.lab.bench.cases import DTYPES, MIN_REPEATS, WORKLOADS, Case, Grid
 from cocodiff_compile.lab.bench.machine import SCHEMA
-from cocodiff_compile.lab.bench.plot import plot_report
+from cocodiff_compile.lab.bench.plot import draw_timelines, plot_report
 from cocodiff_compile.lab.bench.rank import measure_here
 from cocodiff_compile.lab.bench.results import Report
 from cocodiff_compile.lab.bench.run import run_cases
 from cocodiff_compile.lab.bench.table import compare_reports, format_report
-from cocodiff_compile.lab.bench.timeline import draw_timelines
 from cocodiff_compile.lab.bench.variants import STOCK, VARIANTS
 from cocodiff_compile.lab.cluster import check_can_emulate
 from cocodiff_compile.lab.progress import timed_sayer

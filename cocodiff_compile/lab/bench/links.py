@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,28 +120,26 @@ def _send_for(out: socket.socket, seconds: float) -> None:
     out.shutdown(socket.SHUT_WR)
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Counts what an interface has sent since it was created."""
-
-    size_bytes: int
-    packets: int
-
-    def __sub__(self, before: Counters) -> Counters:
-        return Counters(self.size_bytes - before.size_bytes, self.packets - before.packets)
-
-    @property
-    def payload_bytes(self) -> int:
-        """The bytes sent without the headers of TCP over IPv4."""
-        return self.size_bytes - _HEADER_BYTES * self.packets
+def sent_while(run: Callable[[], object]) -> dict[str, int] | None:
+    """Runs something; returns the payload and packets that the busiest node's interface sent
+    meanwhile, or None if it does not count. All ranks must call this.
+    """
+    before = _interface_counters()
+    run()
+    after = _interface_counters()
+    if before is None or after is None:
+        return None
+    packets = after[1] - before[1]
+    payload_bytes = after[0] - before[0] - _HEADER_BYTES * packets
+    return {"payload_bytes": int(largest(payload_bytes)), "packets": int(largest(packets))}
 
 
-def interface_counters() -> Counters | None:
-    """Returns the counters of the interface that gloo uses; None if they are not available."""
+def _interface_counters() -> tuple[int, int] | None:
+    """Returns the bytes and packets that the interface of gloo has sent since it was created."""
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")
         if name.strip() == wanted:
             fields = numbers.split()
-            return Counters(int(fields[8]), int(fields[9]))
+            return int(fields[8]), int(fields[9])
     return None

@@ -20,8 +20,8 @@ from cocodiff_compile.lab.bench.cases import Case
 from cocodiff_compile.lab.bench.find_rate import Trial, set_share
 from cocodiff_compile.lab.bench.links import (
     RankPosition,
-    interface_counters,
     links_are_ours,
+    sent_while,
     set_rate,
     streams_bytes_per_s,
 )
@@ -208,16 +208,8 @@ class _Measurement:
 
     def _counted(self, variant: Variant) -> dict[str, int] | None:
         """Returns what the interface of the busiest node counts in one step."""
-        before = interface_counters()
-        self._timed(variant)
-        after = interface_counters()
-        if before is None or after is None or self.position.num_nodes == 1:
-            return None
-        sent = after - before
-        return {
-            "payload_bytes": int(largest(sent.payload_bytes)),
-            "packets": int(largest(sent.packets)),
-        }
+        sent = sent_while(lambda: self._timed(variant))
+        return None if self.position.num_nodes == 1 else sent
 
     def _interleaved(
         self, ready: Sequence[Variant], where: str

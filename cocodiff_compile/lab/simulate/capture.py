@@ -45,13 +45,15 @@ Piece: TypeAlias = "_EagerCalls | _Compiled"
 
 @dataclass(frozen=True)
 class SimulatedCase:
-    """A model at a size on `num_ranks`, in Ulysses groups of `degree`."""
+    """A model at a size on `nodes`, in Ulysses groups of `degree` ranks, each on a `topology`."""
 
     shape: PublicShape
     resolution: int
+    max_layers: int | None
+    nodes: int
     num_ranks: int
     degree: int
-    max_layers: int | None = None
+    topology: Topology
 
 
 @dataclass(frozen=True, eq=False)

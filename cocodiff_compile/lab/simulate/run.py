@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cocodiff_compile.cost.exchanges import traffic
@@ -15,12 +16,7 @@ from cocodiff_compile.devices.device import Device
 from cocodiff_compile.devices.xpu import AURORA_TILE
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.show_topology import find_topology
-from cocodiff_compile.lab.simulate.capture import (
-    CapturedStep,
-    SimulatedCase,
-    capture_step,
-    padded_to,
-)
+from cocodiff_compile.lab.simulate.capture import SimulatedCase, capture_step, padded_to
 from cocodiff_compile.lab.simulate.program import Program, Sent
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape, check_resolution, find_shape
 from cocodiff_compile.lab.simulate.published import published_figure
@@ -94,19 +90,20 @@ def simulate(
     shape = find_shape(settings.model)
     device = _device(settings)
     cases = [_case(settings, shape, nodes) for nodes in settings.nodes]
-    topologies = [find_topology(settings.topology, case.degree) for case in cases]
     rows: list[Row] = []
-    for number, (nodes, case, topology) in enumerate(
-        zip(settings.nodes, cases, topologies, strict=True), start=1
-    ):
-        say(f"[{number}/{len(cases)}] nodes: {nodes}, ranks: {case.num_ranks}: capturing ...")
+    for number, case in enumerate(cases, start=1):
+        which = f"[{number}/{len(cases)}]"
+        say(f"{which} nodes: {case.nodes}, ranks: {case.num_ranks}: capturing ...")
         began = time.perf_counter()
-        programs, step = _capture(settings, case, device, topology)
+        with tempfile.TemporaryDirectory() as folder:
+            ways = ways_for(case.topology, settings.topology, Path(folder), settings.all_plans)
+            step = capture_step(case, ways, device)
+        programs = {way: step.program(way, device, case.topology) for way in ways}
         say(
-            f"[{number}/{len(cases)}] {step.num_blocks} blocks from {len(step.graphs)} graphs in "
+            f"{which} {step.num_blocks} blocks from {len(step.graphs)} graphs in "
             f"{time.perf_counter() - began:.0f} s, {len(programs)} ways"
         )
-        rows += _rows(settings, nodes, case, topology, programs)
+        rows += _rows(settings, case, programs)
     notes = tuple(note for case in cases for note in _notes(case))
     return Simulation(settings, shape, device, tuple(rows), tuple(dict.fromkeys(notes)))
 
@@ -134,7 +131,9 @@ def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Simulat
             f"{[d for d in range(2, num_ranks + 1) if num_ranks % d == 0]}, or other nodes"
         )
     check_resolution(shape, settings.resolution, degree)
-    return SimulatedCase(shape, settings.resolution, num_ranks, degree, settings.max_layers)
+    topology = find_topology(settings.topology, degree)
+    sizes = settings.resolution, settings.max_layers
+    return SimulatedCase(shape, *sizes, nodes, num_ranks, degree, topology)
 
 
 def _ranks_per_node(source: str) -> int:
@@ -145,25 +144,14 @@ def _ranks_per_node(source: str) -> int:
     return topology.num_ranks // topology.axes[-1].size
 
 
-def _capture(
-    settings: SimulateSettings, case: SimulatedCase, device: Device, topology: Topology
-) -> tuple[dict[str, Program], CapturedStep]:
-    with tempfile.TemporaryDirectory() as folder:
-        ways = ways_for(topology, settings.topology, Path(folder), settings.all_plans)
-        step = capture_step(case, ways, device)
-    return {way: step.program(way, device, topology) for way in ways}, step
-
-
 def _rows(
-    settings: SimulateSettings,
-    nodes: int,
-    case: SimulatedCase,
-    topology: Topology,
-    programs: dict[str, Program],
+    settings: SimulateSettings, case: SimulatedCase, programs: dict[str, Program]
 ) -> list[Row]:
+    topology, nodes = case.topology, case.nodes
+    published = partial(published_figure, settings.model, settings.resolution, nodes)
+    is_papers = settings.topology == "aurora" and settings.max_layers is None
     timelines = {way: program.timeline() for way, program in programs.items()}
     num_exchanges = sum(sent.is_all_to_all for sent in programs[FLAT].sent)
-    is_papers = settings.topology == "aurora" and settings.max_layers is None
     rows = []
     for way, program in programs.items():
         exchanges = [sent for sent in program.sent if sent.is_all_to_all]
@@ -180,9 +168,7 @@ def _rows(
                 tuple(link_use(topology, program.sent)),
                 timelines[way],
                 timelines[FLAT].step_s / timelines[way].step_s,
-                published_figure(settings.model, settings.resolution, nodes, way)
-                if is_papers
-                else "",
+                published(way) if is_papers else "",
             )
         )
     return rows
