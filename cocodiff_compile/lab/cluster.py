@@ -105,7 +105,9 @@ def build_cluster(name: str, num_nodes: int, link: NodeLink) -> Cluster:
     cluster = Cluster(name, num_nodes)
     _check_can_build(name)
     try:
-        _build_switch(cluster)
+        _ip("netns", "add", cluster.switch)
+        _ip("-n", cluster.switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", cluster.switch, "link", "set", "bridge", "up")
         for index in range(num_nodes):
             _attach_node(cluster, index)
         set_link(cluster, link)
@@ -121,12 +123,6 @@ def _check_can_build(name: str) -> None:
         raise UserError(
             f"cluster {name!r} is already up; remove it with: cocodiff lab down --name {name}"
         )
-
-
-def _build_switch(cluster: Cluster) -> None:
-    _ip("netns", "add", cluster.switch)
-    _ip("-n", cluster.switch, "link", "add", "bridge", "type", "bridge")
-    _ip("-n", cluster.switch, "link", "set", "bridge", "up")
 
 
 def _attach_node(cluster: Cluster, index: int) -> None:

@@ -9,7 +9,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -69,8 +69,8 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
     progress = _Progress()
     progress.say(f"{settings.model}: small model, random weights, {settings.steps} steps")
     progress.say("one process, eager")
-    cpu = torch.device("cpu")
-    eager = _denoise_eagerly(settings, cpu, lambda text: progress.say(f"  {text}"))
+    model = settings.build(torch.device("cpu"))
+    eager = _denoise(settings, model, lambda text: progress.say(f"  {text}"))
     progress.say(
         f"{num_ranks} gloo ranks ({NUM_NODES} emulated nodes x {TILES_PER_NODE} tiles), "
         "compiled by backend 'cocodiff'; the first step compiles"
@@ -98,7 +98,7 @@ def _run_on_started_ranks(settings: DemoSettings, json_file: Path | None, launch
         if launch.rank:
             return 0
         say("one process, eager")
-        eager = _denoise_eagerly(settings, device, say)
+        eager = _denoise(settings, settings.build(device), say)
         num_nodes = launch.num_ranks // launch.ranks_here
         return _put_out(_compare(settings, eager, ranks, num_nodes), ranks, json_file)
     finally:
@@ -141,23 +141,18 @@ class _Progress:
             self.say(f"  rank 0: {text}")
 
 
-def _denoise_eagerly(settings: DemoSettings, device: torch.device, say: Say) -> Denoised:
-    model = settings.build(device)
-    return _denoise(settings, model, model, say)
-
-
 def _local_rank(_rank: int, _num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
     return _compiled_rank(settings, torch.device("cpu"), tell_parent)
 
 
 def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> dict[str, Any]:
-    small, model = settings.small_model, settings.build(device)
-    expected = small.num_ulysses_attentions(model)
+    model = settings.build(device)
+    expected = settings.small_model.num_ulysses_attentions(model)
     parallelize(model)
     options: dict[str, Any] = {"debug_dir": settings.debug_dir}
-    compiled = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
+    compiled: Any = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
     with cocodiff_compile.collect_reports() as reports:
-        denoised = _denoise(settings, model, compiled, say)
+        denoised = _denoise(settings, compiled, say)
     return {
         "denoised": denoised,
         "graphs": [report.summary for report in reports],
@@ -165,9 +160,7 @@ def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> di
     }
 
 
-def _denoise(
-    settings: DemoSettings, model: torch.nn.Module, call: Callable[..., Any], say: Say
-) -> Denoised:
+def _denoise(settings: DemoSettings, model: torch.nn.Module, say: Say) -> Denoised:
     from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: PLC0415  (slow, and optional)
 
     small = settings.small_model
@@ -181,7 +174,7 @@ def _denoise(
     for number, timestep in enumerate(scheduler.timesteps, start=1):
         begin = time.perf_counter()
         with torch.no_grad():
-            predicted = small.sample(call(**small.denoise_input(inputs, latents, timestep)))
+            predicted = small.sample(model(**small.denoise_input(inputs, latents, timestep)))
         torch.get_device_module(latents.device).synchronize()
         seconds.append(time.perf_counter() - begin)
         latents = scheduler.step(predicted, timestep, latents, return_dict=False)[0]

@@ -35,13 +35,12 @@ def format_topology(topology: Topology) -> str:
     """Returns tables of the axes, of the measurements if there are any, and of the plans."""
     sizes = " x ".join(f"{axis.size} {axis.name}" for axis in topology.axes)
     title = f"{topology.name}: {topology.num_ranks} ranks = {sizes}"
-    if not topology.measured:
-        source = "estimated by the cost model, not measured:"
-        return "\n\n".join((title, _axes_table(topology), source, _plans_table(topology)))
-    largest_mb = REACH * topology.measured[0].points[-1][0] / 1e6
-    source = f"estimated from that up to {largest_mb:g} MB, from the links beyond:"
-    tables = (_axes_table(topology), "measured:", _measured_table(topology), source)
-    return "\n\n".join((title, *tables, _plans_table(topology)))
+    parts = [title, _axes_table(topology), "estimated by the cost model, not measured:"]
+    if topology.measured:
+        largest_mb = REACH * topology.measured[0].points[-1][0] / 1e6
+        source = f"estimated from that up to {largest_mb:g} MB, from the links beyond:"
+        parts[2:] = ["measured:", _measured_table(topology), source]
+    return "\n\n".join([*parts, _plans_table(topology)])
 
 
 def _axes_table(topology: Topology) -> str:

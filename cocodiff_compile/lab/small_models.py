@@ -164,13 +164,21 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
                 setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
 
 
+def _sd3_config(_size: ModelSize) -> dict[str, Any]:
+    return {"sample_size": 32, "pos_embed_max_size": 64}
+
+
 def _sd35_config(size: ModelSize) -> dict[str, Any]:
     dual = tuple(range((size.num_layers + 1) // 2))
-    return {**_SD3_CONFIG, "dual_attention_layers": dual, "qk_norm": "rms_norm"}
+    return {**_sd3_config(size), "dual_attention_layers": dual, "qk_norm": "rms_norm"}
 
 
-_SD3_CONFIG = {"sample_size": 32, "pos_embed_max_size": 64}
-_WAN_ATTENTION = r"blocks\.\d+\.attn1"
+def _wan_config(_size: ModelSize) -> dict[str, Any]:
+    return {"freq_dim": 32}
+
+
+_SD3_ATTN = _BLOCKS + "attn2?"
+_WAN_ATTN = r"blocks\.\d+\.attn1"
 """Wan's cross-attention (attn2) keeps its text whole and exchanges nothing."""
 
 SMALL_MODELS: dict[str, SmallModel] = {
@@ -187,20 +195,8 @@ SMALL_MODELS: dict[str, SmallModel] = {
             },
             timestep_scale=0.001,
         ),
-        SmallModel(
-            "sd3",
-            "SD3Transformer2DModel",
-            inputs_of.sd3_inputs,
-            _BLOCKS + "attn2?",
-            lambda _size: _SD3_CONFIG,
-        ),
-        SmallModel(
-            "sd3.5",
-            "SD3Transformer2DModel",
-            inputs_of.sd3_inputs,
-            _BLOCKS + "attn2?",
-            _sd35_config,
-        ),
+        SmallModel("sd3", "SD3Transformer2DModel", inputs_of.sd3_inputs, _SD3_ATTN, _sd3_config),
+        SmallModel("sd3.5", "SD3Transformer2DModel", inputs_of.sd3_inputs, _SD3_ATTN, _sd35_config),
         SmallModel(
             "qwen-image",
             "QwenImageTransformer2DModel",
@@ -209,13 +205,7 @@ SMALL_MODELS: dict[str, SmallModel] = {
             has_mask=True,
             timestep_scale=0.001,
         ),
-        SmallModel(
-            "wan",
-            "WanTransformer3DModel",
-            inputs_of.wan_inputs,
-            _WAN_ATTENTION,
-            lambda _size: {"freq_dim": 32},
-        ),
+        SmallModel("wan", "WanTransformer3DModel", inputs_of.wan_inputs, _WAN_ATTN, _wan_config),
         SmallModel(
             "ltx",
             "LTXVideoTransformer3DModel",
@@ -235,8 +225,8 @@ SMALL_MODELS: dict[str, SmallModel] = {
             "chronoedit",
             "ChronoEditTransformer3DModel",
             inputs_of.wan_inputs,
-            _WAN_ATTENTION,
-            lambda _size: {"freq_dim": 32},
+            _WAN_ATTN,
+            _wan_config,
         ),
         SmallModel(
             "hunyuan-video",

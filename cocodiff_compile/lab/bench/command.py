@@ -27,11 +27,7 @@ from cocodiff_compile.ranks.launch.launchers import adopt_launcher
 from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.topology.read_plain_data import write_atomically
 
-_DEFAULTS = {
-    "models": "flux,sd3.5,qwen-image,wan",
-    "grids": "2x1,2x2,4x2",
-    "shares": "30,50,75,90",
-}
+_DEFAULTS = {"models": "flux,sd3.5,qwen-image,wan", "grids": "2x1,2x2,4x2", "shares": "30,50,75,90"}
 _PRESETS = {
     "quick": {
         "models": "flux-short",

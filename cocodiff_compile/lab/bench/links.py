@@ -42,8 +42,7 @@ class RankPosition:
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         local, per_node = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         everyone = gathered((local, per_node))
-        expected = [(other % per_node, per_node) for other in range(num_ranks)]
-        if everyone != expected:
+        if everyone != [(other % per_node, per_node) for other in range(num_ranks)]:
             raise UserError(
                 "ranks must fill one node after the other, with equally many on each; launch them "
                 f"so. The (local rank, ranks of the node) are {everyone}"

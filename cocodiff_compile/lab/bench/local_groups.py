@@ -49,9 +49,8 @@ def traffic_between(
 
 @contextmanager
 def local_groups() -> Iterator[list[Collective]]:
-    """Makes collectives inside of the block copy their input to their output. It applies to those
-    that look up their group by name, as functional collectives do. Yields what they would have
-    sent, in order.
+    """Makes collectives of the block that look up their group by name, as functional ones do, copy
+    their input to their output. Yields what they would have sent, in order.
     """
     sent: list[Collective] = []
     stand_ins = {

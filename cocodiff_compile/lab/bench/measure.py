@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -90,15 +91,11 @@ class _Measurement:
     @property
     def _base(self) -> Variant:
         """The variant that link speeds and the limit refer to: stock, or another if stock fails."""
-        ready = [
-            variant
-            for variant in self.variants
-            if variant.name in self.compiled and not self._reason(variant)
-        ]
-        stock = [variant for variant in ready if variant.name == STOCK]
+        compiled = [variant for variant in self.variants if variant.name in self.compiled]
+        ready = [variant for variant in compiled if not self._reason(variant)]
         if not ready:
             raise RuntimeError(f"no variant can run: {self._reason(self.variants[0])}")
-        return (stock or ready)[0]
+        return next((variant for variant in ready if variant.name == STOCK), ready[0])
 
     def _compile_all(self, variants: Sequence[Variant]) -> None:
         """Compiles worker groups side by side, the variants of one group one after the other."""
@@ -216,9 +213,7 @@ class _Measurement:
     ) -> dict[tuple[str, bool], list[float]]:
         """Returns samples by the name of a variant and whether it ran without its network."""
         runs = [(variant, compute_only) for variant in ready for compute_only in (False, True)]
-        samples: dict[tuple[str, bool], list[float]] = {
-            (variant.name, compute_only): [] for variant, compute_only in runs
-        }
+        samples: dict[tuple[str, bool], list[float]] = defaultdict(list)
         order = random.Random(0)  # the same on every rank
         for number in range(self.case.repeats):
             for variant, compute_only in order.sample(runs, len(runs)):

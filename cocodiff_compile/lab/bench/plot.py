@@ -47,8 +47,7 @@ def _figure(num_panels: int) -> tuple[Any, list[Any]]:
     columns = min(3, num_panels)
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(1.2 + 4.6 * columns, 0.9 + 3.6 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    cells = list(grid.flat)
+    cells = list(figure.subplots(rows, columns, squeeze=False).flat)
     for unused in cells[num_panels:]:
         unused.set_axis_off()
     return figure, cells[:num_panels]
@@ -102,14 +101,11 @@ def _errors(variants: Sequence[VariantResult]) -> list[list[float]]:
 
 def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -> None:
     """Draws computation and exposed communication as stacked bars, and the limit as a line."""
+    bars: dict[float, VariantResult] = {}
     left = 0.0
-    ticks: dict[float, str] = {}
     for point in points:
-        for variant in point.ready:
-            _stacked_bar(axes, left, variant, first=not ticks)
-            ticks[left] = variant.name
-            left += 1
-        begin, end = left - len(point.ready) - 0.5, left - 0.5
+        bars.update((left + place, variant) for place, variant in enumerate(point.ready))
+        begin, end = left - 0.5, left + len(point.ready) - 0.5
         label = "limit" if point is points[0] else None
         axes.hlines(point.limit_s * 1e3, begin, end, _LIMIT, "--", linewidth=1, label=label)
         top = max((variant.upper_s for variant in point.ready), default=0.0) * 1e3
@@ -117,26 +113,25 @@ def _draw_exposed(axes: Any, points: Sequence[Point], _colors: dict[str, str]) -
         axes.annotate(
             _label(point), middle, (0, 6), textcoords="offset points", fontsize=8, ha="center"
         )
-        left += 0.8
-    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7, rotation=90)
+        left += len(point.ready) + 0.8
+    variants = list(bars.values())
+    compute = [variant.compute_s * 1e3 for variant in variants]
+    exposed = [max(0.0, variant.step_s - variant.compute_s) * 1e3 for variant in variants]
+    axes.bar(list(bars), compute, 0.85, color=_COMPUTE, label="computation")
+    axes.bar(
+        list(bars),
+        exposed,
+        0.85,
+        compute,
+        color=_EXPOSED,
+        yerr=_errors(variants),
+        error_kw={"elinewidth": 1, "capsize": 2},
+        label="exposed communication",
+    )
+    names = [variant.name for variant in variants]
+    axes.set_xticks(list(bars), names, fontsize=7, rotation=90)
     axes.set_ylabel("ms per step", fontsize=8)
     axes.margins(y=0.15)
-
-
-def _stacked_bar(axes: Any, x: float, variant: VariantResult, first: bool) -> None:
-    compute, step = variant.compute_s * 1e3, variant.step_s * 1e3
-    labels = ("computation", "exposed communication") if first else (None, None)
-    axes.bar(x, compute, 0.85, color=_COMPUTE, label=labels[0])
-    axes.bar(
-        x,
-        max(0.0, step - compute),
-        0.85,
-        bottom=compute,
-        color=_EXPOSED,
-        yerr=_errors([variant]),
-        error_kw={"elinewidth": 1, "capsize": 2},
-        label=labels[1],
-    )
 
 
 def draw_timelines(report: Report, folder: Path) -> list[Path]:

@@ -41,8 +41,8 @@ def main(arguments: Sequence[str]) -> None:
 def measure_here(
     find_cases: Callable[[str], Sequence[Case]], keep: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
-    """Measures every case on the ranks and links of the launcher. Returns the run on rank 0, None
-    on other ranks. Rank 0 also passes it to `keep` after every case.
+    """Measures every case on the ranks and links of the launcher. Rank 0 passes the run to `keep`
+    after every case and returns it; others return None.
     """
     num_ranks, per_node = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     cases = find_cases(f"{num_ranks // per_node}x{per_node}")

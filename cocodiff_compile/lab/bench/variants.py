@@ -33,9 +33,7 @@ OVERLAP_PASSES = {
         "raise_comms",
     ],
 }
-"""Turns on Inductor's own overlap of collectives. Since torch 2.10 the flag has no effect by
-itself: the list of passes is empty unless it is given.
-"""
+"""Turns on Inductor's overlap of collectives. Since torch 2.10 the flag alone has no effect."""
 
 
 def stock_ulysses(workload: Workload) -> nn.Module:

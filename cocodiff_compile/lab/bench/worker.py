@@ -101,9 +101,7 @@ class Worker:
         return difference
 
     def timed(self, name: str, compute_only: bool) -> tuple[float, float]:
-        """Returns when one call began and ended on this rank; all ranks begin together. With
-        `compute_only`, local copies replace the exchanges.
-        """
+        """Times one call on this rank; `compute_only` replaces the exchanges by local copies."""
         dist.barrier()
         with local_groups() if compute_only else nullcontext():
             begin = time.monotonic()

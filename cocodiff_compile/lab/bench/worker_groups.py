@@ -82,10 +82,8 @@ class WorkerGroups:
 
 @contextmanager
 def worker_groups(others: Sequence[str]) -> Iterator[WorkerGroups]:
-    """Starts one process group per worker group; they end with the block.
-
-    The ranks that enter must not belong to a process group yet, since the children are forks of
-    this process.
+    """Starts one process group per worker group; they end with the block. The ranks that enter must
+    not belong to a process group yet, since the children are forks of them.
     """
     made = WorkerGroups(others)
     try:

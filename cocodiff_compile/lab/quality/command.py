@@ -89,20 +89,17 @@ def _measure(parsed: argparse.Namespace, share: int | None, say: Say) -> dict[st
     settings = QualitySettings(
         policies, parsed.pictures, parsed.steps, parsed.batch, parsed.dtype, share, weights
     )
-    if share is None:
-        return _on_local_ranks(settings, parsed.ranks, say)
-    return _on_emulated_cluster(settings, parsed.grid, say)
-
-
-def _on_local_ranks(settings: QualitySettings, num_ranks: int, say: Say) -> dict[str, Any]:
-    results: list[dict[str, Any]] = run_local_ranks(
+    if share is not None:
+        return _on_emulated_cluster(settings, parsed.grid, say)
+    result: dict[str, Any]
+    result, *_ = run_local_ranks(
         local_rank,
-        num_ranks,
+        parsed.ranks,
         settings,
         timeout_s=_TIMEOUT_S,
         on_message=lambda rank, text: say(text) if rank == 0 else None,
     )
-    return results[0]
+    return result
 
 
 def local_rank(_rank: int, _num_ranks: int, settings: QualitySettings) -> dict[str, Any]:

@@ -31,11 +31,7 @@ COLOURS = torch.tensor(
 NUM_SHAPES = 4
 NUM_LOCATIONS = 9
 NUM_SIZES = 3
-VOCABULARY = (
-    len(BACKGROUNDS),
-    *(NUM_SHAPES, len(COLOURS), NUM_LOCATIONS) * 2,
-    NUM_SIZES,
-)
+VOCABULARY = (len(BACKGROUNDS), *(NUM_SHAPES, len(COLOURS), NUM_LOCATIONS) * 2, NUM_SIZES)
 """The number of words that each position of a prompt can hold."""
 NUM_WORDS = len(VOCABULARY)
 

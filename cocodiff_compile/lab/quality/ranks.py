@@ -49,12 +49,6 @@ class _Variant:
     history: list[StepRecord] = field(default_factory=list)
     """The records of all steps of all runs."""
 
-    def clear(self) -> None:
-        """Drops the results of the run that compiled the variant."""
-        counted = (self.counted_bytes, self.counted_packets)
-        for item in (self.pictures, self.seconds, *counted, self.history):
-            item.clear()
-
 
 def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
     """Returns plain data and pictures, the same on every rank. All ranks must call this."""
@@ -66,8 +60,7 @@ def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
         variants.append(_Variant(name, _compiled(settings, v_major_of(name))))
         seconds = _run(variants[-1], settings, 0)
         say(f"{name}: ready in {seconds:.0f} s")
-    for variant in variants:
-        variant.clear()
+    variants = [_Variant(variant.name, variant.call) for variant in variants]  # without results
     for seed in settings.seeds:
         first = seed % len(variants)
         for variant in (*variants[first:], *variants[:first]):

@@ -127,14 +127,13 @@ class CapturedStep:
 
 
 def capture_step(
-    case: SimulatedCase, ways: Mapping[str, Mapping[str, Any]], device: Device
+    case: SimulatedCase, ways: Mapping[str, CompileConfig], device: Device
 ) -> CapturedStep:
-    """Captures `case` once; `ways` are options of the backend, by name, which decides as it would
-    on `device`. Needs no cluster, no accelerator and no weights; leaves no process group behind.
+    """Captures `case` once; the backend decides as it would on `device`. Needs no cluster, no
+    accelerator and no weights; leaves no process group behind.
     """
     if torch.distributed.is_initialized():
         raise UserError("a process group is initialised; simulate needs a process of its own")
-    configs = {name: CompileConfig.from_options(options) for name, options in ways.items()}
     shape, degree = case.shape, case.degree
     mode, recorder = FakeTensorMode(allow_non_fake_inputs=True), _Recorder()
     with fake_ranks(case.num_ranks), _quiet(), torch.no_grad():
@@ -142,7 +141,7 @@ def capture_step(
             model = shape.build(case.max_layers)
             inputs = shape.inputs(model, case.resolution, degree)
         parallelize_padded(model, shape.heads, degree)  # not under the mode: meshes are real
-        _compile_blocks(model, _backend(configs, device, recorder), recorder)
+        _compile_blocks(model, _backend(ways, device, recorder), recorder)
         with mode, recorder:
             model(**inputs)
     return recorder.step
@@ -174,9 +173,7 @@ _CHATTY_LOGGERS = ("diffusers", "diffusers.models.modeling_utils")
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """diffusers calls context parallelism experimental, and torch one of its calls deprecated, at
-    each use; whoever simulates can change neither.
-    """
+    """Silences diffusers and torch about calls that whoever simulates cannot change."""
     loggers = [logging.getLogger(name) for name in _CHATTY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -215,9 +212,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Recorder) -> None:
-    """Compiles each repeated block in its place, as `Module.compile` does. Dynamo keeps graphs by
-    code: blocks of a kind share theirs.
-    """
+    """Compiles each repeated block in its place; Dynamo lets blocks of a kind share a graph."""
     torch.compiler.reset()  # graphs of another case count towards Dynamo's limit
     for blocks in model.children():
         if isinstance(blocks, nn.ModuleList):
@@ -229,11 +224,11 @@ def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Re
 
 
 def _backend(
-    configs: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
+    ways: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
 ) -> Callable[..., Any]:
     def compile_all(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         graphs: dict[str, Graph] = {}
-        for name, config in configs.items():
+        for name, config in ways.items():
 
             def keep(final: GraphModule, _inputs: Any, *, way: str = name, **_options: Any) -> Any:
                 graphs[way] = final.graph

@@ -27,9 +27,7 @@ PUBLISHED: tuple[tuple[str, float, float, Phases, Phases], ...] = (
     ("flat / both phases", 24, 3.0, FLAT, (*TILE, *GPU)),
     ("flat / both phases", 6, 1.0, FLAT, (*TILE, *GPU)),
 )
-"""Its name, MB per rank, the figure in ms, the phases it is the time of, and those it is relative
-to; it is a ratio then.
-"""
+"""Name, MB per rank, figure, the phases that it is the time of, and those of a ratio's base."""
 
 
 @dataclass(frozen=True)

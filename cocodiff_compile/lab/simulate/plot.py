@@ -33,30 +33,34 @@ def plot_simulation(simulation: Simulation, path: Path) -> None:
     """Writes the picture; its kind follows from the name."""
     figure = _matplotlib()(figsize=(2.5 + 0.8 * len(simulation.rows), 4.4), layout="constrained")
     axes = figure.subplots()
-    ticks: dict[float, str] = {}
+    bars: dict[float, Row] = {}
     lines = max(row.way.count("|") for row in simulation.rows)
     left = 0.0
     for _, group in itertools.groupby(simulation.rows, key=lambda row: row.nodes):
         rows = list(group)
-        for place, row in enumerate(rows):
-            _bar(axes, left + place, row)
-            ticks[left + place] = row.way.replace(" | ", "\n| ")
+        bars.update((left + place, row) for place, row in enumerate(rows))
         _group_label(axes, left + (len(rows) - 1) / 2, rows[0], lines)
         left += len(rows) + 0.8
-    axes.set_xticks(list(ticks), list(ticks.values()))
+    _draw_bars(axes, bars)
     _dress(axes, simulation)
     figure.savefig(path, dpi=150)
 
 
-def _bar(axes: Any, x: float, row: Row) -> None:
-    compute, exposed = row.timeline.compute_s * 1e3, row.timeline.exposed_s * 1e3
-    labels = ("computation", "exposed communication") if x == 0 else (None, None)
-    axes.bar(x, compute, 0.82, color=_COMPUTE, label=labels[0])
-    axes.bar(x, exposed, 0.82, bottom=compute, color=_EXPOSED, label=labels[1])
-    step = compute + exposed
+def _draw_bars(axes: Any, bars: dict[float, Row]) -> None:
+    compute = [row.timeline.compute_s * 1e3 for row in bars.values()]
+    exposed = [row.timeline.exposed_s * 1e3 for row in bars.values()]
+    axes.bar(list(bars), compute, 0.82, color=_COMPUTE, label="computation")
+    drawn = axes.bar(
+        list(bars), exposed, 0.82, compute, color=_EXPOSED, label="exposed communication"
+    )
+    axes.bar_label(drawn, map(_bar_text, bars.values()), padding=3, fontsize=8)
+    axes.set_xticks(list(bars), [row.way.replace(" | ", "\n| ") for row in bars.values()])
+
+
+def _bar_text(row: Row) -> str:
+    step = (row.timeline.compute_s + row.timeline.exposed_s) * 1e3
     text = f"{step:.0f}" if step >= 100 else f"{step:.3g}"
-    text += "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
-    axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    return text if row.way == FLAT else f"{text}\n{row.speedup:.2f}x"
 
 
 def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
@@ -77,12 +81,9 @@ def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
 def _dress(axes: Any, simulation: Simulation) -> None:
     settings = simulation.settings
     cut = "" if settings.max_layers is None else f" (--layers {settings.max_layers})"
-    axes.set_title(
-        f"{simulation.shape.title}{cut}, {settings.resolution} x {settings.resolution}, "
-        f"{settings.topology}: simulated",
-        loc="left",
-        fontsize=10,
-    )
+    size = f"{settings.resolution} x {settings.resolution}"
+    title = f"{simulation.shape.title}{cut}, {size}, {settings.topology}: simulated"
+    axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylabel("ms per step (simulated)")
     axes.margins(x=0.02, y=0.12)
     axes.spines[["top", "right"]].set_visible(False)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from cocodiff_compile.cost.exchanges import traffic
 from cocodiff_compile.cost.timeline import Timeline
@@ -95,9 +93,8 @@ def simulate(
         which = f"[{number}/{len(cases)}]"
         say(f"{which} nodes: {case.nodes}, ranks: {case.num_ranks}: capturing ...")
         began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            ways = ways_for(case.topology, settings.topology, Path(folder), settings.all_plans)
-            step = capture_step(case, ways, device)
+        ways = ways_for(case.topology, settings.topology, settings.all_plans)
+        step = capture_step(case, ways, device)
         programs = {way: step.program(way, device, case.topology) for way in ways}
         say(
             f"{which} {step.num_blocks} blocks from {len(step.graphs)} graphs in "
