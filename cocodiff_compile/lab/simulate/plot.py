@@ -50,17 +50,14 @@ def _draw_bars(axes: Any, bars: dict[float, Row]) -> None:
     compute = [row.timeline.compute_s * 1e3 for row in bars.values()]
     exposed = [row.timeline.exposed_s * 1e3 for row in bars.values()]
     axes.bar(list(bars), compute, 0.82, color=_COMPUTE, label="computation")
-    drawn = axes.bar(
-        list(bars), exposed, 0.82, compute, color=_EXPOSED, label="exposed communication"
-    )
-    axes.bar_label(drawn, map(_bar_text, bars.values()), padding=3, fontsize=8)
+    label = "exposed communication"
+    axes.bar(list(bars), exposed, 0.82, compute, color=_EXPOSED, label=label)
+    for x, row in bars.items():
+        step = (row.timeline.compute_s + row.timeline.exposed_s) * 1e3
+        text = f"{step:.0f}" if step >= 100 else f"{step:.3g}"
+        text += "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
+        axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xticks(list(bars), [row.way.replace(" | ", "\n| ") for row in bars.values()])
-
-
-def _bar_text(row: Row) -> str:
-    step = (row.timeline.compute_s + row.timeline.exposed_s) * 1e3
-    text = f"{step:.0f}" if step >= 100 else f"{step:.3g}"
-    return text if row.way == FLAT else f"{text}\n{row.speedup:.2f}x"
 
 
 def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
