@@ -26,9 +26,13 @@ from cocodiff_compile.topology.files import topology_data
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses and runs one command; the exit status."""
+    """Parses and runs one command; returns the exit status, 2 for what the user can fix."""
     parsed = _parser().parse_args(arguments)
-    status: int = parsed.run(parsed)
+    try:
+        status: int = parsed.run(parsed)
+    except UserError as error:
+        print(f"cocodiff {parsed.command}: {error}", file=sys.stderr)
+        return 2
     return status
 
 
@@ -38,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A torch.compile backend for Ulysses-parallel diffusion transformers.",
     )
     parser.add_argument("--version", action="version", version=f"cocodiff {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     _add_demo(commands)
     add_doctor(commands)
     _add_topology(commands)
@@ -98,9 +102,8 @@ def _run_topology(parsed: argparse.Namespace) -> int:
         if parsed.ranks:
             topology.for_ranks(parsed.ranks)
         _put_out_topology(parsed, topology, notes)
-    except (UserError, OSError) as error:  # OSError: what is written to --draw or --save
-        print(f"cocodiff topology: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:  # of --draw or --save
+        raise UserError(str(error)) from None
     return 0
 
 

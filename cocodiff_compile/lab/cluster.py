@@ -31,16 +31,13 @@ MAX_NODES = 64
 _NAME = r"[a-z0-9][a-z0-9_.]{0,30}"
 _SUBNET = "10.77.0"
 _BURST_BYTES, _BURST_S = 16384, 1.5e-3
-"""The burst that may leave at once after a pause: a number of bytes, or an amount of time at the
-rate. It is small, so that pauses between exchanges save up little, but not so small that a late
-timer on a busy core slows the link.
+"""The burst that may leave at once after a pause, in bytes or in time at the rate: small, so that
+pauses save up little, but not so small that a late timer on a busy core slows the link.
 """
 
 _PACKET_BYTES = 1514
 _BUNDLE_OF_BURST, _MAX_BUNDLE_BYTES = 0.9, 60_000
-"""The size of bundled segments: larger bundles cost the computing cores less. With headers a bundle
-must fit into the burst, or the kernel splits it.
-"""
+"""The size of bundled segments: large, for the computing cores, but a burst must hold one."""
 
 _QUEUE = "100ms"
 """The queue is long enough that nothing is dropped, as in the networks of clusters."""
@@ -48,8 +45,8 @@ _QUEUE = "100ms"
 
 @dataclass(frozen=True)
 class NodeLink:
-    """Describes a node's interface. Without a rate it is as fast as the kernel. `packet_bytes` are
-    charged for every packet in addition to its size, as a cost per packet.
+    """Describes a node's interface. Without a rate it is as fast as the kernel; every packet is
+    charged as if it had `packet_bytes` more.
     """
 
     rate_mbit: float | None = None
@@ -94,10 +91,8 @@ def check_can_emulate() -> None:
     for package, tools in _PACKAGES.items():
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
-            raise UserError(
-                f"{' and '.join(missing)} not found: install {package} (Debian: apt install "
-                f"{package})"
-            )
+            names = " and ".join(missing)
+            raise UserError(f"{names} not found: install {package} (Debian: apt install {package})")
     if os.geteuid() != 0:
         raise UserError(
             "an emulated cluster consists of network namespaces, which require root: run it with "
@@ -108,10 +103,11 @@ def check_can_emulate() -> None:
 def build_cluster(name: str, num_nodes: int, link: NodeLink) -> Cluster:
     """Creates and shapes a cluster. If a part fails, everything created before is removed."""
     cluster = Cluster(name, num_nodes)
-    check_can_emulate()
-    _check_is_new(name)
+    _check_can_build(name)
     try:
-        _build_switch(cluster)
+        _ip("netns", "add", cluster.switch)
+        _ip("-n", cluster.switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", cluster.switch, "link", "set", "bridge", "up")
         for index in range(num_nodes):
             _attach_node(cluster, index)
         set_link(cluster, link)
@@ -121,17 +117,12 @@ def build_cluster(name: str, num_nodes: int, link: NodeLink) -> Cluster:
     return cluster
 
 
-def _check_is_new(name: str) -> None:
+def _check_can_build(name: str) -> None:
+    check_can_emulate()
     if name in (known.name for known in list_clusters()):
         raise UserError(
             f"cluster {name!r} is already up; remove it with: cocodiff lab down --name {name}"
         )
-
-
-def _build_switch(cluster: Cluster) -> None:
-    _ip("netns", "add", cluster.switch)
-    _ip("-n", cluster.switch, "link", "add", "bridge", "type", "bridge")
-    _ip("-n", cluster.switch, "link", "set", "bridge", "up")
 
 
 def _attach_node(cluster: Cluster, index: int) -> None:
@@ -158,12 +149,11 @@ def _shape(namespace: str, device: str, link: NodeLink) -> None:
     if link.rate_mbit is None:
         subprocess.run([*device_of, "del", "dev", device, "root"], capture_output=True, check=False)
         return
-    overhead = ["stab", "overhead", str(link.packet_bytes)] if link.packet_bytes else []
     rate = round(link.rate_mbit * 1e6)
     burst = max(_BURST_BYTES, round(rate / 8 * _BURST_S), 2 * (_PACKET_BYTES + link.packet_bytes))
-    bundle = min(_MAX_BUNDLE_BYTES, int(_BUNDLE_OF_BURST * burst))
+    bundle, overhead = min(_MAX_BUNDLE_BYTES, int(_BUNDLE_OF_BURST * burst)), []
     if link.packet_bytes:  # a bundle is charged once, so that segments must not be bundled
-        bundle = _PACKET_BYTES
+        bundle, overhead = _PACKET_BYTES, ["stab", "overhead", str(link.packet_bytes)]
     _ip("-n", namespace, "link", "set", device, "gso_max_size", str(bundle))
     _ip("-n", namespace, "route", "flush", "cache")  # so that open connections read it again
     shaper = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
@@ -181,14 +171,13 @@ def list_clusters() -> list[Cluster]:
 
 def find_cluster(name: str) -> Cluster:
     """Returns a cluster that is up. Raises UserError if it is not."""
-    known = list_clusters()
-    for cluster in known:
-        if cluster.name == name:
-            return cluster
-    names = ", ".join(cluster.name for cluster in known) or "none"
-    raise UserError(
-        f"cluster {name!r} is not up (up: {names}); create it with: cocodiff lab up --name {name}"
-    )
+    known = {cluster.name: cluster for cluster in list_clusters()}
+    if name not in known:
+        raise UserError(
+            f"cluster {name!r} is not up (up: {', '.join(known) or 'none'}); create it with: "
+            f"cocodiff lab up --name {name}"
+        )
+    return known[name]
 
 
 _REMOVE = f"""
@@ -204,9 +193,7 @@ for space in $(spaces "$1"); do ip netns delete "$space"; done
 left="$(pids "$1")$(spaces "$1")"
 [ -z "$left" ] || {{ echo "cluster $1 could not be removed: $left" >&2; exit 1; }}
 """
-"""Kills every process in the namespaces of cluster $1, then removes them; fails if some are
-left.
-"""
+"""Kills every process in the namespaces of cluster $1 and removes them; fails if some are left."""
 
 
 def remove_cluster(name: str) -> None:
@@ -216,15 +203,13 @@ def remove_cluster(name: str) -> None:
 
 @contextmanager
 def emulated_cluster(name: str, num_nodes: int, link: NodeLink) -> Iterator[Cluster]:
-    """Creates a cluster that is removed at the end of the block, or when this process ends, however
-    it ends.
+    """Creates a cluster that is removed at the end of the block, or when this process ends.
 
     A shell in a session of its own holds the other end of a pipe and removes the cluster when the
     pipe closes: at the end of the block, or by the kernel if this process is killed.
     """
     Cluster(name, num_nodes)
-    check_can_emulate()
-    _check_is_new(name)
+    _check_can_build(name)
     guard = subprocess.Popen(
         ["sh", "-c", "trap '' INT TERM HUP; cat >/dev/null\n" + _REMOVE, "sh", name],
         stdin=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.cluster import (
@@ -18,22 +17,30 @@ from cocodiff_compile.lab.cluster import (
 from cocodiff_compile.lab.local_ranks import RankFailedError
 from cocodiff_compile.lab.nodes import run_on_nodes
 
-Commands = argparse._SubParsersAction
 DEFAULT_NAME = "lab"
 
 
-def add_lab(commands: Commands[argparse.ArgumentParser]) -> None:
+def add_lab(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     lab = commands.add_parser(
         "lab", help="run an emulated cluster on this machine: nodes are network namespaces (root)"
     )
+    lab.set_defaults(run=_run_action)
     actions = lab.add_subparsers(required=True, metavar="ACTION")
-    up = _add(actions, "up", "create the nodes and the slow links between them", _up)
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument("--name", default=DEFAULT_NAME, help=f"default: {DEFAULT_NAME}")
+    up = actions.add_parser(
+        "up", parents=[named], help="create the nodes and the slow links between them"
+    )
+    up.set_defaults(action=_up)
     up.add_argument("--nodes", type=int, default=2, help="default: 2")
     up.add_argument("--rate", type=float, metavar="MBIT", help="per node and direction, Mbit/s")
     up.add_argument(
         "--packet-bytes", type=int, default=0, metavar="N", help="charge N more bytes per packet"
     )
-    run = _add(actions, "run", "run a script with torchrun on every node", _run)
+    run = actions.add_parser(
+        "run", parents=[named], help="run a script with torchrun on every node"
+    )
+    run.set_defaults(action=_run)
     run.add_argument("--tiles", type=int, default=1, help="ranks per node (default: 1)")
     run.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
     run.add_argument(
@@ -42,40 +49,31 @@ def add_lab(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="-- SCRIPT ...",
         help="as torchrun takes it: script.py ARGS, or -m module ARGS",
     )
-    _add(actions, "down", "end all processes on the nodes and remove the nodes", _down)
+    down = actions.add_parser(
+        "down", parents=[named], help="end all processes on the nodes and remove the nodes"
+    )
+    down.set_defaults(action=_down)
     listing = actions.add_parser("list", help="list the clusters that are up")
-    listing.set_defaults(run=lambda _parsed: _report_errors(_list))
+    listing.set_defaults(action=_list)
 
 
-def _add(
-    actions: Commands[argparse.ArgumentParser],
-    name: str,
-    text: str,
-    run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    action = actions.add_parser(name, help=text)
-    action.add_argument("--name", default=DEFAULT_NAME, help=f"default: {DEFAULT_NAME}")
-    action.set_defaults(run=lambda parsed: _report_errors(lambda: run(parsed)))
-    return action
-
-
-def _report_errors(run: Callable[[], int]) -> int:
+def _run_action(parsed: argparse.Namespace) -> int:
     try:
-        return run()
-    except (UserError, RankFailedError) as error:
+        status: int = parsed.action(parsed)
+    except RankFailedError as error:
         print(f"cocodiff lab: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
+        return 1
     except KeyboardInterrupt:
         print("\ninterrupted; all nodes' processes were ended", file=sys.stderr)
         return 130
+    return status
 
 
 def _up(parsed: argparse.Namespace) -> int:
     link = NodeLink(parsed.rate, parsed.packet_bytes)
     cluster = build_cluster(parsed.name, parsed.nodes, link)
-    speed = (
-        "unlimited" if link.rate_mbit is None else f"{link.rate_mbit:g} Mbit/s in each direction"
-    )
+    rate = link.rate_mbit
+    speed = "unlimited" if rate is None else f"{rate:g} Mbit/s in each direction"
     for node in range(cluster.num_nodes):
         print(f"node {node}  {cluster.address(node)}  {speed}  namespace {cluster.node(node)}")
     return 0
@@ -106,7 +104,7 @@ def _down(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _list() -> int:
+def _list(_parsed: argparse.Namespace) -> int:
     check_can_emulate()
     clusters = list_clusters()
     for cluster in clusters:

@@ -1,6 +1,5 @@
-"""Implements `cocodiff demo`: denoises with a small diffusion transformer, eagerly in one process
-and compiled by backend "cocodiff" on local gloo ranks, and compares the results. Under a launcher
-it uses the ranks that the launcher started.
+"""Implements `cocodiff demo`: denoises with a small model, eagerly in one process and compiled on
+local gloo ranks, or on those of a launcher, and compares the results.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -70,8 +69,8 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
     progress = _Progress()
     progress.say(f"{settings.model}: small model, random weights, {settings.steps} steps")
     progress.say("one process, eager")
-    cpu = torch.device("cpu")
-    eager = _denoise_eagerly(settings, cpu, lambda text: progress.say(f"  {text}"))
+    model = settings.build(torch.device("cpu"))
+    eager = _denoise(settings, model, lambda text: progress.say(f"  {text}"))
     progress.say(
         f"{num_ranks} gloo ranks ({NUM_NODES} emulated nodes x {TILES_PER_NODE} tiles), "
         "compiled by backend 'cocodiff'; the first step compiles"
@@ -85,33 +84,29 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
             ranks_per_node=TILES_PER_NODE,
             on_message=progress.from_rank,
         )
-    return _put_out(_compare(settings, eager, ranks, NUM_NODES), ranks[0]["graphs"][0], json_file)
+    return _put_out(_compare(settings, eager, ranks, NUM_NODES), ranks, json_file)
 
 
 def _run_on_started_ranks(settings: DemoSettings, json_file: Path | None, launch: Launch) -> int:
     """Runs as one of the launcher's ranks. The first rank also denoises eagerly, and compares."""
     settings = replace(settings, heads=max(settings.heads, launch.num_ranks))
     device = init_distributed()
-    say = _quiet if launch.rank else timed_sayer()
+    say = timed_sayer() if launch.rank == 0 else lambda _text: None
     try:
         say(f"{launch.num_ranks} ranks started by {launch.launcher}, {device.type}")
         ranks = gathered(_compiled_rank(settings, device, say))
         if launch.rank:
             return 0
         say("one process, eager")
-        eager = _denoise_eagerly(settings, device, say)
+        eager = _denoise(settings, settings.build(device), say)
         num_nodes = launch.num_ranks // launch.ranks_here
-        result = _compare(settings, eager, ranks, num_nodes)
-        return _put_out(result, ranks[0]["graphs"][0], json_file)
+        return _put_out(_compare(settings, eager, ranks, num_nodes), ranks, json_file)
     finally:
         dist.destroy_process_group()
 
 
-def _quiet(_text: str) -> None: ...
-
-
-def _put_out(result: dict[str, Any], graph: dict[str, Any], json_file: Path | None) -> int:
-    print("\n" + format_graph(graph))
+def _put_out(result: dict[str, Any], ranks: list[dict[str, Any]], json_file: Path | None) -> int:
+    print("\n" + format_graph(ranks[0]["graphs"][0]))
     print("\n" + _format_result(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
@@ -120,9 +115,7 @@ def _put_out(result: dict[str, Any], graph: dict[str, Any], json_file: Path | No
 
 
 class _Progress:
-    """Prints lines with the seconds since the start, and one every 15 s until the first message of
-    a rank.
-    """
+    """Prints lines with the time, and one every 15 s until the first message of a rank."""
 
     def __init__(self) -> None:
         self.say = timed_sayer()
@@ -130,7 +123,6 @@ class _Progress:
 
     @contextmanager
     def while_waiting(self, text: str) -> Iterator[None]:
-        self._heard.clear()
         ticker = threading.Thread(target=self._tick, args=(text,), daemon=True)
         ticker.start()
         try:
@@ -149,23 +141,18 @@ class _Progress:
             self.say(f"  rank 0: {text}")
 
 
-def _denoise_eagerly(settings: DemoSettings, device: torch.device, say: Say) -> Denoised:
-    model = settings.build(device)
-    return _denoise(settings, model, model, say)
-
-
 def _local_rank(_rank: int, _num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
     return _compiled_rank(settings, torch.device("cpu"), tell_parent)
 
 
 def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> dict[str, Any]:
-    small, model = settings.small_model, settings.build(device)
-    expected = small.num_ulysses_attentions(model)
+    model = settings.build(device)
+    expected = settings.small_model.num_ulysses_attentions(model)
     parallelize(model)
     options: dict[str, Any] = {"debug_dir": settings.debug_dir}
-    compiled = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
+    compiled: Any = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
     with cocodiff_compile.collect_reports() as reports:
-        denoised = _denoise(settings, model, compiled, say)
+        denoised = _denoise(settings, compiled, say)
     return {
         "denoised": denoised,
         "graphs": [report.summary for report in reports],
@@ -173,12 +160,7 @@ def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> di
     }
 
 
-def _denoise(
-    settings: DemoSettings,
-    model: torch.nn.Module,
-    call: Callable[..., Any],
-    say: Say,
-) -> Denoised:
+def _denoise(settings: DemoSettings, model: torch.nn.Module, say: Say) -> Denoised:
     from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: PLC0415  (slow, and optional)
 
     small = settings.small_model
@@ -192,7 +174,7 @@ def _denoise(
     for number, timestep in enumerate(scheduler.timesteps, start=1):
         begin = time.perf_counter()
         with torch.no_grad():
-            predicted = small.sample(call(**small.denoise_input(inputs, latents, timestep)))
+            predicted = small.sample(model(**small.denoise_input(inputs, latents, timestep)))
         torch.get_device_module(latents.device).synchronize()
         seconds.append(time.perf_counter() - begin)
         latents = scheduler.step(predicted, timestep, latents, return_dict=False)[0]
@@ -203,27 +185,28 @@ def _denoise(
 def _compare(
     settings: DemoSettings, eager: Denoised, ranks: list[dict[str, Any]], num_nodes: int
 ) -> dict[str, Any]:
-    sites = [site for graph in ranks[0]["graphs"] for site in graph["sites"]]
+    graphs, expected = ranks[0]["graphs"], ranks[0]["expected_sites"]
+    step_seconds = ranks[0]["denoised"].step_seconds
+    sites = [site for graph in graphs for site in graph["sites"]]
     outcomes = [rank["denoised"].latents for rank in ranks]
     difference = max((outcome - eager.latents).abs().max().item() for outcome in outcomes)
     agree = all(torch.equal(outcome, outcomes[0]) for outcome in outcomes)
-    expected = ranks[0]["expected_sites"]
     return {
         "settings": asdict(settings),
         "ranks": len(ranks),
         "nodes": num_nodes,
         "sites": len(sites),
         "expected_sites": expected,
-        "declined": sum(len(graph["declined"]) for graph in ranks[0]["graphs"]),
-        "graphs": len(ranks[0]["graphs"]),
+        "declined": sum(len(graph["declined"]) for graph in graphs),
+        "graphs": len(graphs),
         "exchanges_per_step": sum(site["num_exchanges"] for site in sites),
         "exchange_bytes_per_step_and_rank": sum(site["bytes"] for site in sites),
         "largest_difference": difference,
         "largest_latent": eager.latents.abs().max().item(),
         "ranks_agree": agree,
         "eager_step_s": min(eager.step_seconds),
-        "compiled_first_step_s": ranks[0]["denoised"].step_seconds[0],
-        "compiled_step_s": min(ranks[0]["denoised"].step_seconds),
+        "compiled_first_step_s": step_seconds[0],
+        "compiled_step_s": min(step_seconds),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads in the eager process",
         "ok": agree and difference <= LARGEST_DIFFERENCE and len(sites) == expected,
@@ -233,24 +216,18 @@ def _compare(
 def _format_result(result: dict[str, Any]) -> str:
     ranks = f"{result['ranks']} ranks"
     size = format_bytes(result["exchange_bytes_per_step_and_rank"])
+    difference = f"{result['largest_difference']:.1e}"
+    difference += f" (latents reach {result['largest_latent']:.1f})"
     rows = [
         ("sites found", f"{result['sites']} of {result['expected_sites']} Ulysses attentions"),
         ("graphs, declined", f"{result['graphs']}, {result['declined']}"),
         ("exchanges per step", result["exchanges_per_step"]),
         ("bytes into exchanges, per step and rank", size),
-        (f"largest difference, {ranks} compiled to 1 process eager", _difference(result)),
+        (f"largest difference, {ranks} compiled to 1 process eager", difference),
         ("all ranks hold the same latents, bit for bit", "yes" if result["ranks_agree"] else "NO"),
         ("eager step, 1 process", f"{result['eager_step_s']:.3f} s"),
-        (f"first compiled step, {ranks}", _seconds(result, "first_")),
-        (f"compiled step, {ranks}", _seconds(result, "")),
+        (f"first compiled step, {ranks}", f"{result['compiled_first_step_s']:.3f} s"),
+        (f"compiled step, {ranks}", f"{result['compiled_step_s']:.3f} s"),
         ("verdict", "ok" if result["ok"] else "NOT ok"),
     ]
     return format_table(("what", "value"), rows)
-
-
-def _difference(result: dict[str, Any]) -> str:
-    return f"{result['largest_difference']:.1e} (latents reach {result['largest_latent']:.1f})"
-
-
-def _seconds(result: dict[str, Any], which: str) -> str:
-    return f"{result[f'compiled_{which}step_s']:.3f} s"

@@ -58,7 +58,7 @@ def run_local_ranks(
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe(duplex=False)
                 variables = _rank_variables(rank, num_ranks, per_node)
-                arguments = (theirs, os.getpid(), store, variables, worker, rank, num_ranks, args)
+                arguments = (theirs, os.getpid(), store, variables, worker, args)
                 process = context.Process(target=_run_rank, args=arguments, daemon=False)
                 process.start()
                 theirs.close()
@@ -88,14 +88,13 @@ def _run_rank(
     store: str,
     variables: dict[str, str],
     worker: Worker,
-    rank: int,
-    num_ranks: int,
     args: tuple[Any, ...],
 ) -> None:
     global _parent  # noqa: PLW0603  (one worker per process)
     _parent = end
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     os.environ.update(variables)
+    rank, num_ranks = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
@@ -109,9 +108,7 @@ def _run_rank(
 
 
 def end_with_parent(parent: int) -> None:
-    """Ends this process when its parent is gone: a rank without a parent would wait in a collective
-    for ever.
-    """
+    """Ends this process with its parent, without which it would wait in a collective for ever."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
@@ -128,7 +125,7 @@ def _collect(
         waiting = [end for rank, end in enumerate(ends) if rank not in results]
         ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            missing = [rank for rank in range(len(ends)) if rank not in results]
+            missing = [ends.index(end) for end in waiting]
             raise RankFailedError(f"ranks {missing} did not finish in time")
         for rank in (number for number, end in enumerate(ends) if end in ready):
             kind, payload = _receive(rank, ends[rank], processes[rank])

@@ -11,9 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from cocodiff_compile.lab.cluster import CLUSTER_VARIABLE, INTERFACE, Cluster
 from cocodiff_compile.lab.local_ranks import RankFailedError
+
+Agent: TypeAlias = "subprocess.Popen[str]"
+Lines: TypeAlias = "queue.Queue[tuple[int, str | None]]"
+"""Holds nodes and their lines; None is the end."""
+OnLine: TypeAlias = Callable[[int, str], None]
 
 MASTER_PORT = 29500
 _LAST_LINES = 80
@@ -27,7 +33,7 @@ def run_on_nodes(
     ranks_per_node: int,
     command: Sequence[str],
     *,
-    on_line: Callable[[int, str], None],
+    on_line: OnLine,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> None:
@@ -37,11 +43,18 @@ def run_on_nodes(
     timeout, ends all of them and raises RankFailedError with its last lines. They end with this
     process, however it ends.
     """
-    lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
-    agents = [
-        _start(cluster, node, ranks_per_node, command, environment or {})
-        for node in range(cluster.num_nodes)
-    ]
+    lines: Lines = queue.Queue()
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "2",
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        **(environment or {}),
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        CLUSTER_VARIABLE: cluster.name,
+    }
+    nodes = range(cluster.num_nodes)
+    agents = [_start(cluster, node, ranks_per_node, command, variables) for node in nodes]
     try:
         for node, agent in enumerate(agents):
             threading.Thread(target=_read, args=(node, agent, lines), daemon=True).start()
@@ -55,8 +68,8 @@ def _start(
     node: int,
     ranks_per_node: int,
     command: Sequence[str],
-    environment: Mapping[str, str],
-) -> subprocess.Popen[str]:
+    variables: Mapping[str, str],
+) -> Agent:
     torchrun = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes", str(cluster.num_nodes), "--node-rank", str(node)),
@@ -64,15 +77,6 @@ def _start(
         *("--master-addr", cluster.address(0), "--master-port", str(MASTER_PORT)),
         *command,
     ]
-    variables = {
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "2",
-        "PYTHONUNBUFFERED": "1",
-        **os.environ,
-        **environment,
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-        CLUSTER_VARIABLE: cluster.name,
-    }
     return subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *cluster.enter(node), *torchrun],
         env=variables,
@@ -84,21 +88,14 @@ def _start(
     )
 
 
-def _read(
-    node: int, agent: subprocess.Popen[str], lines: queue.Queue[tuple[int, str | None]]
-) -> None:
+def _read(node: int, agent: Agent, lines: Lines) -> None:
     assert agent.stdout is not None
     for line in agent.stdout:
         lines.put((node, line.rstrip("\n")))
     lines.put((node, None))
 
 
-def _follow(
-    agents: Sequence[subprocess.Popen[str]],
-    lines: queue.Queue[tuple[int, str | None]],
-    on_line: Callable[[int, str], None],
-    deadline: float,
-) -> None:
+def _follow(agents: Sequence[Agent], lines: Lines, on_line: OnLine, deadline: float) -> None:
     last: list[deque[str]] = [deque(maxlen=_LAST_LINES) for _ in agents]
     open_nodes = set(range(len(agents)))
     while open_nodes:
@@ -106,12 +103,11 @@ def _follow(
             node, line = lines.get(timeout=1.0)
         except queue.Empty:
             # A torchrun that was killed leaves its output open in the hands of its ranks.
-            killed = [node for node in sorted(open_nodes) if agents[node].poll() not in (None, 0)]
-            if not killed and time.monotonic() < deadline:
+            for node in sorted(open_nodes):
+                if status := agents[node].poll():
+                    raise RankFailedError(f"node {node} ended with status {status}") from None
+            if time.monotonic() < deadline:
                 continue
-            if killed:
-                status = agents[killed[0]].returncode
-                raise RankFailedError(f"node {killed[0]} ended with status {status}") from None
             raise RankFailedError(f"nodes {sorted(open_nodes)} did not finish in time") from None
         if line is not None:
             last[node].append(line)
@@ -123,7 +119,7 @@ def _follow(
             raise RankFailedError(f"node {node} ended with status {status}:\n{text}")
 
 
-def _end(agents: Sequence[subprocess.Popen[str]]) -> None:
+def _end(agents: Sequence[Agent]) -> None:
     """Asks every torchrun to end its ranks, and kills those that do not."""
     for agent in agents:
         if agent.poll() is None:

@@ -23,9 +23,7 @@ MESSAGE = (2, 3)
 
 
 def exchange_graph(num_ranks: int, message: Sequence[int] = MESSAGE, group: str = FLAT) -> Graph:
-    """Returns a graph that exchanges its input, which holds the messages to all ranks along the
-    first dim.
-    """
+    """Returns a graph that exchanges its input, the messages to all ranks along the first dim."""
     rows, *others = message
     splits = [rows] * num_ranks
 
@@ -55,9 +53,8 @@ def split_only_exchange(graph: Graph, machine: Machine, phases: Phases) -> Excha
     return done
 
 
-def origins(num_ranks: int, message: Sequence[int] = MESSAGE) -> list[list[Tensor]]:
+def origins(num_ranks: int) -> list[list[Tensor]]:
     """Returns the graph's input on every rank, with values that name their rank and position."""
-    rows, *others = message
-    values = torch.arange(float(num_ranks * torch.Size(message).numel()))
-    values = values.reshape(num_ranks * rows, *others)
+    rows, columns = MESSAGE
+    values = torch.arange(float(num_ranks * rows * columns)).reshape(-1, columns)
     return [[values + values.numel() * rank] for rank in range(num_ranks)]

@@ -6,6 +6,7 @@ benchmarks without weights to download. diffusers is imported when a model is bu
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from cocodiff_compile.lab.small_model_inputs import (
     Inputs,
 )
 
+_BLOCKS = r"(single_)?transformer_blocks\.\d+\."
+
 
 @dataclass(frozen=True)
 class ModelSize:
@@ -35,26 +38,28 @@ class ModelSize:
     head_size: int
     num_single_layers: int | None = None
 
-    @property
-    def channels(self) -> int:
-        return self.heads * self.head_size
-
     def rope_axes(self, num_axes: int) -> tuple[int, ...]:
         """Returns even sizes that sum to the head size; the first axis takes the remainder."""
         axis = self.head_size // (2 * num_axes) * 2
         return (self.head_size - axis * (num_axes - 1), *[axis] * (num_axes - 1))
 
-    def common_config(self) -> dict[str, Any]:
-        return {
-            "num_layers": self.num_layers,
-            "num_attention_heads": self.heads,
-            "attention_head_dim": self.head_size,
-        }
-
-    def two_kinds_config(self) -> dict[str, Any]:
-        """Returns the config of an architecture with double-stream and single-stream blocks."""
+    def config(self) -> dict[str, Any]:
+        """Returns the size under all names that constructors of diffusers have for it."""
         single = self.num_layers if self.num_single_layers is None else self.num_single_layers
-        return {**self.common_config(), "num_single_layers": single}
+        channels = self.heads * self.head_size
+        return {
+            **dict.fromkeys(("num_layers", "n_layers"), self.num_layers),
+            "num_single_layers": single,
+            **dict.fromkeys(("num_attention_heads", "n_heads", "n_kv_heads"), self.heads),
+            "attention_head_dim": self.head_size,
+            **dict.fromkeys(("dim", "caption_projection_dim", "cross_attention_dim"), channels),
+            "ffn_dim": 4 * channels,
+            **dict.fromkeys(("in_channels", "out_channels"), LATENT_CHANNELS),
+            **dict.fromkeys(("joint_attention_dim", "text_dim", "text_embed_dim"), TEXT_CHANNELS),
+            **dict.fromkeys(("caption_channels", "cap_feat_dim"), TEXT_CHANNELS),
+            "pooled_projection_dim": POOLED_CHANNELS,
+            **dict.fromkeys(("axes_dims_rope", "rope_axes_dim", "axes_dims"), self.rope_axes(3)),
+        }
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,10 @@ class SmallModel:
 
     name: str
     class_name: str
-    config: Callable[[ModelSize], dict[str, Any]]
     make_inputs: Callable[[InputMaker], Inputs]
-    ulysses_attention: str  # a regular expression of module names
+    ulysses_attention: str = _BLOCKS + "attn"  # a regular expression of module names
+    config: Callable[[ModelSize], Mapping[str, Any]] = lambda _size: {}
+    """The settings that differ from diffusers' own, besides those of `ModelSize.config`."""
     has_mask: bool = False
     latent_key: str = "hidden_states"
     timestep_key: str = "timestep"
@@ -89,13 +95,13 @@ class SmallModel:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> nn.Module:
-        """Returns a model with the same weights on every rank. The global RNG state is neither used
-        nor changed.
-        """
+        """Returns a model with the same weights on every rank; keeps the global RNG state."""
         size = ModelSize(num_layers, heads, head_size, num_single_layers)
+        taken = inspect.signature(self.model_class.__init__).parameters
+        common = {name: value for name, value in size.config().items() if name in taken}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: nn.Module = self.model_class(**self.config(size))
+            model: nn.Module = self.model_class(**{**common, **self.config(size)})
         cast_parameters(model, dtype)
         return model.eval()
 
@@ -112,15 +118,14 @@ class SmallModel:
         """Returns the keyword arguments of `forward`; with `masked`, prompts of unequal length."""
         if masked and not self.has_mask:
             raise ValueError(f"{self.name} takes no mask: leave masked=False.")
-        parameter = next(model.parameters())
         maker = InputMaker(
+            next(model.parameters()).detach(),
             image_tokens,
             text_tokens,
             batch,
             masked,
-            parameter.device,
-            parameter.dtype,
-            torch.Generator().manual_seed(seed),
+            frames=next(count for count in (3, 2, 1) if image_tokens % count == 0),
+            generator=torch.Generator().manual_seed(seed),
         )
         return {**self.make_inputs(maker), "return_dict": False}
 
@@ -137,9 +142,7 @@ class SmallModel:
     def denoise_input(
         self, inputs: Mapping[str, Any], latents: torch.Tensor, timestep: torch.Tensor
     ) -> Inputs:
-        """Returns `inputs` at another point of the denoising; `timestep` is a scheduler's, 0 to
-        1000.
-        """
+        """Returns `inputs` at another point of the denoising; `timestep` counts from 0 to 1000."""
         time = inputs[self.timestep_key]
         return {
             **inputs,
@@ -154,58 +157,15 @@ class SmallModel:
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters only. Buffers (RoPE tables) keep their precision; `Module.to` also fails on
-    fake tensors.
-    """
+    """Casts parameters, not buffers (RoPE tables); `Module.to` also fails on fake tensors."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.dtype != dtype:
                 setattr(module, name, nn.Parameter(parameter.detach().to(dtype)))
 
 
-def _flux_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.two_kinds_config(),
-        "in_channels": LATENT_CHANNELS,
-        "joint_attention_dim": TEXT_CHANNELS,
-        "pooled_projection_dim": POOLED_CHANNELS,
-        "axes_dims_rope": size.rope_axes(3),
-    }
-
-
-def _flux2_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.two_kinds_config(),
-        "in_channels": LATENT_CHANNELS,
-        "joint_attention_dim": TEXT_CHANNELS,
-        "timestep_guidance_channels": 32,
-        "axes_dims_rope": size.rope_axes(4),
-    }
-
-
-def _chroma_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.two_kinds_config(),
-        "in_channels": LATENT_CHANNELS,
-        "joint_attention_dim": TEXT_CHANNELS,
-        "axes_dims_rope": size.rope_axes(3),
-        "approximator_num_channels": 64,
-        "approximator_hidden_dim": 32,
-        "approximator_layers": 1,
-    }
-
-
-def _sd3_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.common_config(),
-        "sample_size": 32,
-        "in_channels": LATENT_CHANNELS,
-        "joint_attention_dim": TEXT_CHANNELS,
-        "caption_projection_dim": size.channels,
-        "pooled_projection_dim": POOLED_CHANNELS,
-        "out_channels": LATENT_CHANNELS,
-        "pos_embed_max_size": 64,
-    }
+def _sd3_config(_size: ModelSize) -> dict[str, Any]:
+    return {"sample_size": 32, "pos_embed_max_size": 64}
 
 
 def _sd35_config(size: ModelSize) -> dict[str, Any]:
@@ -213,109 +173,42 @@ def _sd35_config(size: ModelSize) -> dict[str, Any]:
     return {**_sd3_config(size), "dual_attention_layers": dual, "qk_norm": "rms_norm"}
 
 
-def _qwen_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.common_config(),
-        "in_channels": LATENT_CHANNELS,
-        "out_channels": LATENT_CHANNELS,
-        "patch_size": 1,
-        "joint_attention_dim": TEXT_CHANNELS,
-        "axes_dims_rope": size.rope_axes(3),
-    }
+def _wan_config(_size: ModelSize) -> dict[str, Any]:
+    return {"freq_dim": 32}
 
 
-def _wan_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.common_config(),
-        "in_channels": LATENT_CHANNELS,
-        "out_channels": LATENT_CHANNELS,
-        "text_dim": TEXT_CHANNELS,
-        "freq_dim": 32,
-        "ffn_dim": 4 * size.channels,
-        "rope_max_seq_len": 1024,
-    }
-
-
-def _ltx_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.common_config(),
-        "in_channels": LATENT_CHANNELS,
-        "out_channels": LATENT_CHANNELS,
-        "cross_attention_dim": size.channels,
-        "caption_channels": TEXT_CHANNELS,
-    }
-
-
-def _hunyuan_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        **size.two_kinds_config(),
-        "num_refiner_layers": 1,
-        "in_channels": LATENT_CHANNELS,
-        "out_channels": LATENT_CHANNELS,
-        "text_embed_dim": TEXT_CHANNELS,
-        "pooled_projection_dim": POOLED_CHANNELS,
-        "rope_axes_dim": size.rope_axes(3),
-    }
-
-
-def _z_image_config(size: ModelSize) -> dict[str, Any]:
-    return {
-        "in_channels": LATENT_CHANNELS,
-        "dim": size.channels,
-        "n_layers": size.num_layers,
-        "n_refiner_layers": 2,
-        "n_heads": size.heads,
-        "n_kv_heads": size.heads,
-        "cap_feat_dim": TEXT_CHANNELS,
-        "axes_dims": list(size.rope_axes(3)),
-        "axes_lens": [1024, 256, 256],
-    }
-
-
-_BLOCKS = r"(single_)?transformer_blocks\.\d+\."
+_SD3_ATTN = _BLOCKS + "attn2?"
+_WAN_ATTN = r"blocks\.\d+\.attn1"
+"""Wan's cross-attention (attn2) keeps its text whole and exchanges nothing."""
 
 SMALL_MODELS: dict[str, SmallModel] = {
     model.name: model
     for model in (
-        SmallModel(
-            "flux",
-            "FluxTransformer2DModel",
-            _flux_config,
-            inputs_of.flux_inputs,
-            _BLOCKS + "attn",
-            timestep_scale=0.001,
-        ),
+        SmallModel("flux", "FluxTransformer2DModel", inputs_of.flux_inputs, timestep_scale=0.001),
         SmallModel(
             "flux2",
             "Flux2Transformer2DModel",
-            _flux2_config,
             inputs_of.flux2_inputs,
-            _BLOCKS + "attn",
+            config=lambda size: {
+                "timestep_guidance_channels": 32,
+                "axes_dims_rope": size.rope_axes(4),
+            },
             timestep_scale=0.001,
         ),
-        SmallModel(
-            "sd3", "SD3Transformer2DModel", _sd3_config, inputs_of.sd3_inputs, _BLOCKS + "attn2?"
-        ),
-        SmallModel(
-            "sd3.5", "SD3Transformer2DModel", _sd35_config, inputs_of.sd3_inputs, _BLOCKS + "attn2?"
-        ),
+        SmallModel("sd3", "SD3Transformer2DModel", inputs_of.sd3_inputs, _SD3_ATTN, _sd3_config),
+        SmallModel("sd3.5", "SD3Transformer2DModel", inputs_of.sd3_inputs, _SD3_ATTN, _sd35_config),
         SmallModel(
             "qwen-image",
             "QwenImageTransformer2DModel",
-            _qwen_config,
             inputs_of.qwen_inputs,
-            _BLOCKS + "attn",
+            config=lambda _size: {"patch_size": 1},
             has_mask=True,
             timestep_scale=0.001,
         ),
-        # Wan's cross-attention (attn2) keeps its text whole and exchanges nothing.
-        SmallModel(
-            "wan", "WanTransformer3DModel", _wan_config, inputs_of.wan_inputs, r"blocks\.\d+\.attn1"
-        ),
+        SmallModel("wan", "WanTransformer3DModel", inputs_of.wan_inputs, _WAN_ATTN, _wan_config),
         SmallModel(
             "ltx",
             "LTXVideoTransformer3DModel",
-            _ltx_config,
             inputs_of.ltx_inputs,
             _BLOCKS + "attn[12]",
             has_mask=True,
@@ -323,33 +216,31 @@ SMALL_MODELS: dict[str, SmallModel] = {
         SmallModel(
             "chroma",
             "ChromaTransformer2DModel",
-            _chroma_config,
             inputs_of.chroma_inputs,
-            _BLOCKS + "attn",
+            config=lambda _size: {"approximator_hidden_dim": 32, "approximator_layers": 1},
             has_mask=True,
             timestep_scale=0.001,
         ),
         SmallModel(
             "chronoedit",
             "ChronoEditTransformer3DModel",
-            _wan_config,
             inputs_of.wan_inputs,
-            r"blocks\.\d+\.attn1",
+            _WAN_ATTN,
+            _wan_config,
         ),
         SmallModel(
             "hunyuan-video",
             "HunyuanVideoTransformer3DModel",
-            _hunyuan_config,
             inputs_of.hunyuan_inputs,
-            _BLOCKS + "attn",
+            config=lambda _size: {"num_refiner_layers": 1},
             has_mask=True,
         ),
         SmallModel(
             "z-image",
             "ZImageTransformer2DModel",
-            _z_image_config,
             inputs_of.z_image_inputs,
             r"(noise_refiner|layers)\.\d+\.attention",
+            lambda _size: {"axes_lens": [1024, 256, 256]},
             has_mask=True,
             latent_key="x",
             timestep_key="t",

@@ -159,6 +159,12 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
+    """Returns a table with a column per key; cells of keys that a row does not have are empty."""
+    headers = list(dict.fromkeys(header for row in rows for header in row))
+    return format_table(headers, [[row.get(header, "") for header in headers] for row in rows])
+
+
 def format_bytes(size: int | str) -> str:
     """Returns 1536 as '1.5 KiB'; a formula stays a formula."""
     if isinstance(size, str):

@@ -19,8 +19,8 @@ from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.cost.ops import heavy_seconds
 from cocodiff_compile.ir.aten import attention_operands, is_heavy
 from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
-from cocodiff_compile.lab.simulate.devices import DEVICES
 from cocodiff_compile.lab.simulate.program import graph_program, simulated_costs
+from cocodiff_compile.lab.simulate.run import DEVICES
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.recognize.attention_cores import find_attention_cores
 from cocodiff_compile.topology.presets import PRESETS

@@ -13,14 +13,14 @@ import torch
 
 from cocodiff_compile.cli import main
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.simulate.capture import padded_to
 from cocodiff_compile.lab.simulate.command import parse_nodes
 from cocodiff_compile.lab.simulate.microbenchmark import reproduce
-from cocodiff_compile.lab.simulate.pad_heads import padded_to
 from cocodiff_compile.lab.simulate.plot import check_plot, plot_simulation
 from cocodiff_compile.lab.simulate.public_shapes import PUBLIC_SHAPES, check_resolution, find_shape
 from cocodiff_compile.lab.simulate.published import published_figure
 from cocodiff_compile.lab.simulate.run import Row, SimulateSettings, Simulation, simulate
-from cocodiff_compile.lab.simulate.trace import trace_data
+from cocodiff_compile.lab.simulate.tables import trace_data
 
 LAYERS = 3
 

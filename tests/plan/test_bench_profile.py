@@ -9,6 +9,7 @@ import pytest
 
 from cocodiff_compile.cost.timeline import Span, Timeline
 from cocodiff_compile.lab.bench.cases import WORKLOADS, Case, Grid
+from cocodiff_compile.lab.bench.plot import draw_block, write_trace
 from cocodiff_compile.lab.bench.profile import (
     ProfiledStep,
     kind_of,
@@ -16,7 +17,6 @@ from cocodiff_compile.lab.bench.profile import (
     read_timeline,
 )
 from cocodiff_compile.lab.bench.results import Point
-from cocodiff_compile.lab.bench.timeline import draw_block, write_trace
 
 
 def _event(name: str, thread: int, start: float, duration: float) -> dict[str, Any]:

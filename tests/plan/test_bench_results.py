@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from cocodiff_compile.lab.bench.cases import WORKLOADS, Case, Grid
-from cocodiff_compile.lab.bench.compare import compare_reports
 from cocodiff_compile.lab.bench.plot import plot_report
 from cocodiff_compile.lab.bench.results import Point, Report, VariantResult
-from cocodiff_compile.lab.bench.table import format_report
+from cocodiff_compile.lab.bench.table import compare_reports, format_report
 
 CASE = Case(WORKLOADS["flux"], Grid(2, 1), ("inductor", "overlap", "cache-dit", "cocodiff"), (50,))
 

@@ -13,7 +13,6 @@ import torch
 from cocodiff_compile.cli import main
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.quality.command import _write, format_quality, saved
-from cocodiff_compile.lab.quality.measures import distances
 from cocodiff_compile.lab.quality.pictures import (
     COLOURS,
     NUM_WORDS,
@@ -23,12 +22,14 @@ from cocodiff_compile.lab.quality.pictures import (
     random_prompts,
 )
 from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures
-from cocodiff_compile.lab.quality.sample import Sampling, sample_pictures
+from cocodiff_compile.lab.quality.ranks import distances
 from cocodiff_compile.lab.quality.settings import POLICIES, QualitySettings, v_major_of
 from cocodiff_compile.lab.quality.small_dit import (
     NUM_NAMES,
+    Sampling,
     conditioning,
     load_small_dit,
+    sample_pictures,
     to_pictures,
     to_tokens,
 )

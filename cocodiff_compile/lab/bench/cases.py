@@ -1,6 +1,4 @@
-"""Defines what is measured: workloads on grids of ranks, over links of chosen speed, in several
-variants.
-"""
+"""Defines what is measured: workloads, grids of ranks, speeds of links, and variants."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ MIN_REPEATS = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """Describes a model of a public architecture with random weights, and the size of its
-    inputs.
-    """
+    """Describes a small model with random weights, and the size of its inputs."""
 
     model: str
     dtype: str = "fp32"
@@ -42,21 +38,14 @@ class Workload:
         """The number of attentions that exchange heads."""
         return self.small_model.num_ulysses_attentions(self.build())
 
-    def of_dtype(self, dtype: str) -> Workload:
-        return replace(self, dtype=dtype)
-
     def for_ranks(self, num_ranks: int) -> Workload:
-        """Returns the workload with heads and tokens rounded up to multiples of `num_ranks`, since
-        not every variant pads them.
-        """
+        """Returns it with heads and tokens in multiples of `num_ranks`: not every variant pads."""
         sizes = ("heads", "image_tokens", "text_tokens")
         shared = {name: -(-getattr(self, name) // num_ranks) * num_ranks for name in sizes}
         return replace(self, **shared)
 
     def build(self) -> nn.Module:
-        """Returns the model, with the same weights on every rank and in every variant, on this
-        rank's accelerator if there is one.
-        """
+        """Returns the model, with the same weights on every rank, on this rank's accelerator."""
         model = self.small_model.build(
             num_layers=self.num_layers,
             num_single_layers=self.num_single_layers,
@@ -79,9 +68,7 @@ WORKLOADS = {
     "wan": Workload("wan", image_tokens=1152),
     "flux-short": Workload("flux", num_layers=1, num_single_layers=1),
 }
-"""The workloads have similar sizes, except for "flux-short", which compiles in a third of the time.
-Other projects publish figures for FLUX.
-"""
+"""The workloads have similar sizes; "flux-short" compiles in a third of the time."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +94,7 @@ class Grid:
 @dataclass(frozen=True)
 class Case:
     """A case is one workload on one grid, at several link speeds: those that make communication
-    `shares` per cent of a stock step, and `rates_mbit`. With neither, the links are used as they
-    are.
+    `shares` per cent of a stock step, and `rates_mbit`.
     """
 
     workload: Workload
@@ -132,12 +118,6 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Case:
-        return cls(
-            Workload(**data["workload"]),
-            Grid(**data["grid"]),
-            tuple(data["variants"]),
-            tuple(data["shares"]),
-            tuple(data["rates_mbit"]),
-            data["repeats"],
-            data["profiled"],
-        )
+        lists = {name: tuple(data[name]) for name in ("variants", "shares", "rates_mbit")}
+        workload, grid = Workload(**data["workload"]), Grid(**data["grid"])
+        return cls(**{**data, **lists, "workload": workload, "grid": grid})

@@ -7,17 +7,27 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cocodiff_compile.errors import UserError, need_package
+from cocodiff_compile.lab.bench.cases import DTYPES, MIN_REPEATS, WORKLOADS, Case, Grid
+from cocodiff_compile.lab.bench.machine import SCHEMA
+from cocodiff_compile.lab.bench.plot import draw_timelines, plot_report
+from cocodiff_compile.lab.bench.rank import measure_here
+from cocodiff_compile.lab.bench.results import Report
+from cocodiff_compile.lab.bench.run import run_cases
+from cocodiff_compile.lab.bench.table import compare_reports, format_report
+from cocodiff_compile.lab.bench.variants import STOCK, VARIANTS
+from cocodiff_compile.lab.cluster import check_can_emulate
+from cocodiff_compile.lab.progress import timed_sayer
+from cocodiff_compile.ranks.launch.launchers import adopt_launcher
 from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.topology.read_plain_data import write_atomically
 
-MODELS = ("flux", "sd3.5", "qwen-image", "wan")
-SHARES = (30, 50, 75, 90)
-GRIDS = ("2x1", "2x2", "4x2")
+_DEFAULTS = {"models": "flux,sd3.5,qwen-image,wan", "grids": "2x1,2x2,4x2", "shares": "30,50,75,90"}
 _PRESETS = {
     "quick": {
         "models": "flux-short",
@@ -38,7 +48,6 @@ _PRESETS = {
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command. Its dependencies are imported when it runs."""
     bench = commands.add_parser(
         "bench",
         help="measure a step over slow links: stock, rivals and cocodiff, each with the limit",
@@ -81,33 +90,19 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
-    """Returns the exit status: 2 for an error that the user can fix, 1 if a case could not be
-    measured.
-    """
+    """Returns the exit status: 1 if a case could not be measured."""
+    if parsed.compare:
+        print(compare_reports(*(Report(_load(file)) for file in parsed.compare)))
+        return 0
+    avoid_broken_tiles()
     try:
-        if parsed.compare:
-            return _compare(*parsed.compare)
-        avoid_broken_tiles()
         return _measure(parsed)
-    except UserError as error:
-        print(f"cocodiff bench: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("\ninterrupted; the cluster and all its processes were removed", file=sys.stderr)
         return 130
 
 
-def _compare(old: Path, new: Path) -> int:
-    from cocodiff_compile.lab.bench.compare import compare_reports  # noqa: PLC0415
-    from cocodiff_compile.lab.bench.results import Report  # noqa: PLC0415
-
-    print(compare_reports(Report(_load(old)), Report(_load(new))))
-    return 0
-
-
 def _load(path: Path) -> dict[str, Any]:
-    from cocodiff_compile.lab.bench.machine import SCHEMA  # noqa: PLC0415
-
     try:
         data: dict[str, Any] = json.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:
@@ -118,17 +113,11 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _measure(parsed: argparse.Namespace) -> int:
-    from cocodiff_compile.ranks.launch.launchers import adopt_launcher  # noqa: PLC0415
-
     need_package("diffusers", "diffusers")
     need_package("matplotlib", "plots")
     launch = adopt_launcher(os.environ)
     if launch is not None and launch.num_ranks > 1:
         return _measure_here(parsed)
-    from cocodiff_compile.lab.bench.run import run_cases  # noqa: PLC0415
-    from cocodiff_compile.lab.cluster import check_can_emulate  # noqa: PLC0415
-    from cocodiff_compile.lab.progress import timed_sayer  # noqa: PLC0415
-
     cases = find_cases(parsed)
     check_can_emulate()
     file = _results_file(parsed.out)
@@ -139,8 +128,6 @@ def _measure(parsed: argparse.Namespace) -> int:
 
 def _measure_here(parsed: argparse.Namespace) -> int:
     """Measures as one of the ranks that a launcher started."""
-    from cocodiff_compile.lab.bench.rank import measure_here  # noqa: PLC0415
-
     file = _results_file(parsed.out)
     ignored = [name for name in ("grids", "shares", "rates", "resume") if getattr(parsed, name)]
     if ignored and os.environ["RANK"] == "0":
@@ -150,38 +137,27 @@ def _measure_here(parsed: argparse.Namespace) -> int:
     return 0 if run is None else _put_out(run, parsed.out)
 
 
-def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]:
-    """Returns the cases that the arguments ask for. `grid` is given where a launcher has fixed
-    it.
-    """
-    from cocodiff_compile.lab.bench.cases import (  # noqa: PLC0415
-        DTYPES,
-        MIN_REPEATS,
-        WORKLOADS,
-        Case,
-        Grid,
-    )
-    from cocodiff_compile.lab.bench.variants import STOCK, VARIANTS  # noqa: PLC0415
-
+def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Case]:
+    """Returns the cases that the arguments ask for, on `grid` where a launcher has fixed it."""
     if parsed.repeats < MIN_REPEATS:
         raise UserError(f"--repeats {parsed.repeats}; allowed: {MIN_REPEATS} or more")
-    models = _chosen(parsed, "models", WORKLOADS, MODELS)
+    models = _chosen(parsed, "models", WORKLOADS)
     dtypes = _chosen(parsed, "dtypes", DTYPES)
     variants = _chosen(parsed, "variants", VARIANTS)
     if STOCK not in variants:
         raise UserError(f"--variants must include {STOCK!r}, with which the others are compared")
-    grids = [Grid.parse(text) for text in ([grid] if grid else _list(parsed, "grids") or GRIDS)]
+    grids = [Grid.parse(text) for text in ([grid] if grid else _list(parsed, "grids"))]
     if not grid and any(item.nodes == 1 for item in grids):
         raise UserError("--grids: an emulated cluster has 2 nodes or more, as in 2x1")
     rates = _numbers(parsed, "rates", 0.1, 100_000)
-    shares = () if rates else _numbers(parsed, "shares", 1, 99) or SHARES
+    shares = () if rates else _numbers(parsed, "shares", 1, 99)
     return [
         Case(
-            WORKLOADS[model].of_dtype(dtype).for_ranks(ranks_grid.num_ranks),
+            replace(WORKLOADS[model], dtype=dtype).for_ranks(ranks_grid.num_ranks),
             ranks_grid,
             tuple(variants),
             tuple(int(share) for share in shares),
-            tuple(rates),
+            rates,
             parsed.repeats,
             parsed.timeline,
         )
@@ -190,21 +166,17 @@ def find_cases(parsed: argparse.Namespace, grid: str | None = None) -> list[Any]
 
 
 def _list(parsed: argparse.Namespace, name: str) -> list[str]:
+    """Returns what was asked for, else what a preset asks for, else the default."""
     presets = [_PRESETS[preset] for preset in _PRESETS if getattr(parsed, preset)]
-    text = getattr(parsed, name) or next((preset.get(name, "") for preset in presets), "")
-    return [item.strip() for item in text.split(",") if item.strip()]
+    texts = [getattr(parsed, name) or "", *(each.get(name, "") for each in (*presets, _DEFAULTS))]
+    lists = ([item.strip() for item in text.split(",") if item.strip()] for text in texts)
+    return next(filter(None, lists), [])
 
 
-def _chosen(
-    parsed: argparse.Namespace,
-    name: str,
-    allowed: Iterable[str],
-    default: Sequence[str] | None = None,
-) -> list[str]:
-    known = list(allowed)
-    chosen = _list(parsed, name) or list(default or known)
-    if unknown := [item for item in chosen if item not in known]:
-        raise UserError(f"--{name} {', '.join(unknown)}; allowed: {', '.join(known)}")
+def _chosen(parsed: argparse.Namespace, name: str, allowed: Collection[str]) -> list[str]:
+    chosen = _list(parsed, name) or list(allowed)
+    if unknown := [item for item in chosen if item not in allowed]:
+        raise UserError(f"--{name} {', '.join(unknown)}; allowed: {', '.join(allowed)}")
     return chosen
 
 
@@ -233,11 +205,6 @@ def _keep(run: dict[str, Any], file: Path) -> None:
 
 
 def _put_out(run: dict[str, Any], folder: Path) -> int:
-    from cocodiff_compile.lab.bench.plot import plot_report  # noqa: PLC0415
-    from cocodiff_compile.lab.bench.results import Report  # noqa: PLC0415
-    from cocodiff_compile.lab.bench.table import format_report  # noqa: PLC0415
-    from cocodiff_compile.lab.bench.timeline import draw_timelines  # noqa: PLC0415
-
     report = Report(run)
     if any(point.profiled_steps for point in report.points):
         written = draw_timelines(report, folder)

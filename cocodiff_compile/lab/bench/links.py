@@ -1,6 +1,4 @@
-"""Controls the links of a running benchmark: sets their rate, streams over them, reads their
-counters.
-"""
+"""Controls links of a running benchmark: sets rates, streams over them, reads counters."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,7 @@ class RankPosition:
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         local, per_node = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         everyone = gathered((local, per_node))
-        expected = [(other % per_node, per_node) for other in range(num_ranks)]
-        if everyone != expected:
+        if everyone != [(other % per_node, per_node) for other in range(num_ranks)]:
             raise UserError(
                 "ranks must fill one node after the other, with equally many on each; launch them "
                 f"so. The (local rank, ranks of the node) are {everyone}"
@@ -58,15 +56,9 @@ class RankPosition:
     def node_of(self, rank: int) -> int:
         return rank // self.ranks_per_node
 
-    @property
-    def is_first_of_node(self) -> bool:
-        return self.rank % self.ranks_per_node == 0
-
 
 def links_are_ours() -> bool:
-    """Returns whether this benchmark runs on an emulated cluster of its own, whose rates it may
-    set.
-    """
+    """Returns whether this runs on an emulated cluster of its own, whose rates it may set."""
     return LINKS_VARIABLE in os.environ
 
 
@@ -79,9 +71,8 @@ def set_rate(rate_mbit: float | None) -> None:
 
 
 def streams_bytes_per_s(position: RankPosition) -> list[float]:
-    """Returns what the slowest node sends per second while every node streams to the next over TCP,
-    measured a few times. Returns an empty list on one node, and on accelerators, whose network is
-    not TCP. All ranks must call this.
+    """Returns what the slowest node sends per second while every node streams to the next, a few
+    times; nothing on one node, or on accelerators, whose network is not TCP. All ranks must call.
     """
     if position.num_nodes == 1 or rank_device().type != "cpu":
         return []
@@ -89,36 +80,27 @@ def streams_bytes_per_s(position: RankPosition) -> list[float]:
 
 
 def _stream_once(position: RankPosition) -> float:
-    with _Stream() if position.is_first_of_node else nullcontext() as stream:
-        addresses = gathered(stream.address if stream else ("", 0))
+    is_first = position.rank % position.ranks_per_node == 0  # on its node
+    with socket.create_server((_own_address(), 0)) if is_first else nullcontext() as server:
+        addresses = gathered(server.getsockname() if server else ("", 0))
         following = addresses[(position.rank + position.ranks_per_node) % position.num_ranks]
-        sent = stream.run(following) if stream else float("inf")
-        return -largest(-sent)
+        received = _stream(server, following) if server else float("inf")
+        return -largest(-received)
 
 
-class _Stream:
-    """Receives from one peer while it sends to another."""
-
-    def __init__(self) -> None:
-        self._server = socket.create_server((_own_address(), 0))
-        self.address: tuple[str, int] = self._server.getsockname()
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._server.close()
-
-    def run(self, following: tuple[str, int]) -> float:
-        """Returns the bytes per second that arrive from the preceding peer."""
-        with socket.create_connection(following, timeout=_CONNECT_S) as out:
-            incoming, _ = self._server.accept()
-            sender = threading.Thread(target=_send_for, args=(out, _STREAM_S))
-            sender.start()
-            with incoming:
-                size_bytes, seconds = _receive_all(incoming)
-            sender.join()
-        return size_bytes / seconds
+def _stream(server: socket.socket, following: tuple[str, int]) -> float:
+    """Sends to the next node; returns the bytes per second that arrive from the one before."""
+    with socket.create_connection(following, timeout=_CONNECT_S) as out:
+        incoming, _ = server.accept()
+        sender = threading.Thread(target=_send_for, args=(out, _STREAM_S))
+        sender.start()
+        size_bytes, begin = 0, time.monotonic()
+        with incoming:
+            while chunk := incoming.recv(1 << 20):
+                size_bytes += len(chunk)
+        seconds = time.monotonic() - begin
+        sender.join()
+    return size_bytes / seconds
 
 
 def _own_address() -> str:
@@ -137,35 +119,26 @@ def _send_for(out: socket.socket, seconds: float) -> None:
     out.shutdown(socket.SHUT_WR)
 
 
-def _receive_all(incoming: socket.socket) -> tuple[int, float]:
-    size_bytes, begin = 0, time.monotonic()
-    while chunk := incoming.recv(1 << 20):
-        size_bytes += len(chunk)
-    return size_bytes, time.monotonic() - begin
+def sent_while(run: Callable[[], object]) -> dict[str, int] | None:
+    """Runs something; returns the payload and packets that the busiest node's interface sent
+    meanwhile, or None if it does not count. All ranks must call this.
+    """
+    before = _interface_counters()
+    run()
+    after = _interface_counters()
+    if before is None or after is None:
+        return None
+    packets = after[1] - before[1]
+    payload_bytes = after[0] - before[0] - _HEADER_BYTES * packets
+    return {"payload_bytes": int(largest(payload_bytes)), "packets": int(largest(packets))}
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Counts what an interface has sent since it was created."""
-
-    size_bytes: int
-    packets: int
-
-    def __sub__(self, before: Counters) -> Counters:
-        return Counters(self.size_bytes - before.size_bytes, self.packets - before.packets)
-
-    @property
-    def payload_bytes(self) -> int:
-        """The bytes sent without the headers of TCP over IPv4."""
-        return self.size_bytes - _HEADER_BYTES * self.packets
-
-
-def interface_counters() -> Counters | None:
-    """Returns the counters of the interface that gloo uses; None if they are not available."""
+def _interface_counters() -> tuple[int, int] | None:
+    """Returns the bytes and packets that the interface of gloo has sent since it was created."""
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")
         if name.strip() == wanted:
             fields = numbers.split()
-            return Counters(int(fields[8]), int(fields[9]))
+            return int(fields[8]), int(fields[9])
     return None

@@ -20,9 +20,7 @@ from cocodiff_compile.compat import groups_by_name, replaced_groups, work_of_fut
 
 @dataclass(frozen=True)
 class Collective:
-    """Records one collective as one rank calls it. `sent_bytes[i]` go to `ranks[i]`, the rank
-    itself included.
-    """
+    """Records one collective: `sent_bytes[i]` go to `ranks[i]`, of which one is this rank."""
 
     ranks: tuple[int, ...]
     sent_bytes: tuple[int, ...]
@@ -51,9 +49,8 @@ def traffic_between(
 
 @contextmanager
 def local_groups() -> Iterator[list[Collective]]:
-    """Makes collectives inside of the block copy their input to their output. It applies to those
-    that look up their group by name, as functional collectives do. Yields what they would have
-    sent, in order.
+    """Makes collectives of the block that look up their group by name, as functional ones do, copy
+    their input to their output. Yields what they would have sent, in order.
     """
     sent: list[Collective] = []
     stand_ins = {

@@ -19,20 +19,14 @@ _PACKAGES = ("cocodiff-compile", "torch", "diffusers", "cache-dit")
 
 def new_run() -> dict[str, Any]:
     """Returns a run without results, in the format of the JSON file."""
+    files = sorted(Path(cocodiff_compile.__file__).parent.rglob("*.py"))
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     return {
         "schema": SCHEMA,
         "machine": describe_machine(),
-        "taken with": _code(),
+        "taken with": {**_versions(), "code": code},
         "results": [],
     }
-
-
-def _code() -> dict[str, str]:
-    """Returns the versions of packages and a digest of the project's own code."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(cocodiff_compile.__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return {**_versions(), "code": digest.hexdigest()[:16]}
 
 
 def describe_machine() -> dict[str, Any]:

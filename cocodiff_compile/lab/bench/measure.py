@@ -11,25 +11,23 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
-
-import torch
-from torch import distributed as dist
+from unittest.mock import patch
 
 from cocodiff_compile.lab.bench.cases import Case
-from cocodiff_compile.lab.bench.find_rate import Trial
+from cocodiff_compile.lab.bench.find_rate import Trial, set_share
 from cocodiff_compile.lab.bench.links import (
     RankPosition,
-    interface_counters,
     links_are_ours,
+    sent_while,
     set_rate,
     streams_bytes_per_s,
 )
-from cocodiff_compile.lab.bench.local_groups import Collective, NodeTraffic, traffic_between
+from cocodiff_compile.lab.bench.local_groups import NodeTraffic, traffic_between
 from cocodiff_compile.lab.bench.profile import ProfiledStep
-from cocodiff_compile.lab.bench.set_share import set_share
 from cocodiff_compile.lab.bench.variants import MAIN_GROUP, STOCK, VARIANTS, Variant, ulysses_of
 from cocodiff_compile.lab.bench.worker import Compiled
 from cocodiff_compile.lab.bench.worker_groups import WorkerGroups
@@ -45,9 +43,7 @@ def worker_groups_of(cases: Sequence[Case]) -> list[str]:
 
 
 def measure_case(case: Case, workers: WorkerGroups, say: Say) -> dict[str, Any]:
-    """Returns plain data, the same on every rank. All ranks must call this. `say` receives progress
-    messages.
-    """
+    """Returns plain data, the same on every rank. All ranks must call this."""
     workers.call_all("start", case.workload)
     if case.profiled:
         workers.call_all("name_kernels")
@@ -65,9 +61,8 @@ class _Measurement:
 
     def run(self) -> dict[str, Any]:
         for variant in self.variants:
-            if reason := self._agreed(
-                self.workers.call(variant.worker_group, "build", variant.name)
-            ):
+            reason = self.workers.call(variant.worker_group, "build", variant.name)
+            if reason := self._agreed(reason):
                 self.build_failures[variant.name] = reason
         self._compile_all([variant for variant in self.variants if not variant.measures_links])
         return {
@@ -86,9 +81,7 @@ class _Measurement:
             yield self._point(None, rate_mbit)
 
     def _agreed(self, reason: str) -> str:
-        """Returns the first rank's reason for a failure. A variant that fails on one rank is
-        measured on none.
-        """
+        """Returns the first reason of any rank: what fails on one rank is measured on none."""
         return next(filter(None, gathered(reason)), "")
 
     def _reason(self, variant: Variant) -> str:
@@ -97,43 +90,30 @@ class _Measurement:
 
     @property
     def _base(self) -> Variant:
-        """The variant that link speeds and the limit refer to: stock, or another one if stock
-        cannot run.
-        """
-        ready = [
-            variant
-            for variant in self.variants
-            if variant.name in self.compiled and not self._reason(variant)
-        ]
-        stock = [variant for variant in ready if variant.name == STOCK]
+        """The variant that link speeds and the limit refer to: stock, or another if stock fails."""
+        compiled = [variant for variant in self.variants if variant.name in self.compiled]
+        ready = [variant for variant in compiled if not self._reason(variant)]
         if not ready:
             raise RuntimeError(f"no variant can run: {self._reason(self.variants[0])}")
-        return (stock or ready)[0]
+        return next((variant for variant in ready if variant.name == STOCK), ready[0])
 
     def _compile_all(self, variants: Sequence[Variant]) -> None:
-        """Compiles variants: worker groups side by side, the variants of one group one after the
-        other.
-        """
+        """Compiles worker groups side by side, the variants of one group one after the other."""
         for variant in variants:
             if variant.name in self.build_failures:
                 self.say(f"{variant.title}: {self.build_failures[variant.name]}")
         wanted = [variant for variant in variants if variant.name not in self.build_failures]
         while wanted:
             batch = {variant.worker_group: variant for variant in reversed(wanted)}
-            names = {worker_group: variant.name for worker_group, variant in batch.items()}
+            names = {worker_group: (variant.name,) for worker_group, variant in batch.items()}
             for worker_group, compiled in self.workers.call_each("compile", names):
-                self._compiled(batch[worker_group], compiled)
+                variant, reason = batch[worker_group], self._agreed(compiled.reason)
+                self.compiled[variant.name] = replace(compiled, reason=reason)
+                self.say(f"{variant.title}: {reason or f'ready in {compiled.seconds:.0f} s'}")
             wanted = [variant for variant in wanted if variant not in batch.values()]
 
-    def _compiled(self, variant: Variant, compiled: Compiled) -> None:
-        reason = self._agreed(compiled.reason)
-        self.compiled[variant.name] = compiled.with_reason(reason)
-        self.say(f"{variant.title}: {reason or f'ready in {compiled.seconds:.0f} s'}")
-
     def _find_rate(self, share: int) -> float:
-        """Returns the rate, of some that are tried, at which communication comes nearest to `share`
-        per cent of a stock step.
-        """
+        """Sets and returns the rate that gives communication about its share of a stock step."""
         megabits = self._node_traffic(self._base).size_bytes * 8 / 1e6
         return set_share(
             share, lambda compute_only: self._timed(self._base, compute_only), megabits, self.trials
@@ -155,7 +135,8 @@ class _Measurement:
     def _compile_for_links(self) -> None:
         """Compiles the variants that depend on the speed of the links, at this speed."""
         variants = [variant for variant in self.variants if variant.measures_links]
-        with _nothing_measured_before():
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, XDG_CACHE_HOME=folder):
+            # The compiler's cache of measured links is empty here.
             for worker_group in sorted({variant.worker_group for variant in variants}):
                 self.workers.call(worker_group, "forget_links")
             self._compile_all(variants)
@@ -212,38 +193,27 @@ class _Measurement:
 
     def _node_traffic(self, variant: Variant) -> NodeTraffic:
         """Returns what the busiest node sends to others in a step."""
-        compiled = self.compiled.get(variant.name)
-        collectives: Sequence[Collective] = compiled.collectives if compiled else ()
-        mine = traffic_between(collectives, self.position.rank, self.position.node_of)
-        sent = torch.zeros(self.position.num_nodes, 2, dtype=torch.int64)
-        sent[self.position.node_of(self.position.rank)] = torch.tensor(
-            [mine.size_bytes, mine.messages]
+        compiled = self.compiled.get(variant.name, Compiled(0.0))
+        position = self.position
+        ranks = gathered(traffic_between(compiled.collectives, position.rank, position.node_of))
+        starts = range(0, position.num_ranks, position.ranks_per_node)
+        nodes = [ranks[start : start + position.ranks_per_node] for start in starts]
+        return NodeTraffic(
+            max(sum(rank.size_bytes for rank in node) for node in nodes),
+            max(sum(rank.messages for rank in node) for node in nodes),
         )
-        dist.all_reduce(sent)
-        size_bytes, messages = sent.max(dim=0).values.tolist()
-        return NodeTraffic(size_bytes, messages)
 
     def _counted(self, variant: Variant) -> dict[str, int] | None:
         """Returns what the interface of the busiest node counts in one step."""
-        before = interface_counters()
-        self._timed(variant)
-        after = interface_counters()
-        if before is None or after is None or self.position.num_nodes == 1:
-            return None
-        sent = after - before
-        return {
-            "payload_bytes": int(largest(sent.payload_bytes)),
-            "packets": int(largest(sent.packets)),
-        }
+        sent = sent_while(lambda: self._timed(variant))
+        return None if self.position.num_nodes == 1 else sent
 
     def _interleaved(
         self, ready: Sequence[Variant], where: str
     ) -> dict[tuple[str, bool], list[float]]:
         """Returns samples by the name of a variant and whether it ran without its network."""
         runs = [(variant, compute_only) for variant in ready for compute_only in (False, True)]
-        samples: dict[tuple[str, bool], list[float]] = {
-            (variant.name, compute_only): [] for variant, compute_only in runs
-        }
+        samples: dict[tuple[str, bool], list[float]] = defaultdict(list)
         order = random.Random(0)  # the same on every rank
         for number in range(self.case.repeats):
             for variant, compute_only in order.sample(runs, len(runs)):
@@ -259,19 +229,3 @@ class _Measurement:
         if links_are_ours() or self.position.num_nodes == 1:
             return largest(end) + largest(-begin)
         return largest(end - begin)
-
-
-@contextmanager
-def _nothing_measured_before() -> Iterator[None]:
-    """Makes the compiler's cache of measured links an empty folder for the duration of the
-    block.
-    """
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["XDG_CACHE_HOME"]
-            if before is not None:
-                os.environ["XDG_CACHE_HOME"] = before

@@ -41,6 +41,10 @@ class ProfiledStep:
         spans = tuple(Span(**span) for span in data["timeline"]["spans"])
         return cls(data["variant"], data["rank"], Timeline(spans))
 
+    @property
+    def title(self) -> str:
+        return f"{self.variant}, rank {self.rank}"
+
     def block(self, number: int, num_blocks: int) -> Timeline:
         """Returns what one of `num_blocks` blocks with the same number of all-to-alls does: from
         the end of the last all-to-all of the block before to the end of its own.

@@ -1,5 +1,4 @@
-"""Runs one rank of a benchmark: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`, under
-torchrun.
+"""Runs one rank, under torchrun: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`.
 
 Rank 0 reports progress and writes the result. A rank that fails writes its traceback next to it.
 """
@@ -22,6 +21,8 @@ from cocodiff_compile.lab.bench.measure import measure_case, worker_groups_of
 from cocodiff_compile.lab.bench.worker_groups import worker_groups
 from cocodiff_compile.lab.progress import say_from_rank
 
+FAILURE_FILE = "failure{}.txt"
+
 
 def main(arguments: Sequence[str]) -> None:
     case_file, result_file = map(Path, arguments)
@@ -32,15 +33,16 @@ def main(arguments: Sequence[str]) -> None:
             if dist.get_rank() == 0:
                 result_file.write_text(json.dumps(result))
     except BaseException:
-        failure_file(result_file, int(os.environ["RANK"])).write_text(traceback.format_exc())
+        name = FAILURE_FILE.format(f"{int(os.environ['RANK']):03d}")
+        result_file.with_name(name).write_text(traceback.format_exc())
         raise
 
 
 def measure_here(
     find_cases: Callable[[str], Sequence[Case]], keep: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
-    """Measures every case on the ranks and links of the launcher. Returns the run on rank 0, None
-    on other ranks. Rank 0 also passes it to `keep` after every case.
+    """Measures every case on the ranks and links of the launcher. Rank 0 passes the run to `keep`
+    after every case and returns it; others return None.
     """
     num_ranks, per_node = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     cases = find_cases(f"{num_ranks // per_node}x{per_node}")
@@ -53,10 +55,6 @@ def measure_here(
             if is_first:
                 keep(run)
     return run if is_first else None
-
-
-def failure_file(result_file: Path, rank: int) -> Path:
-    return result_file.with_suffix(f".rank{rank:03d}.txt")
 
 
 if __name__ == "__main__":

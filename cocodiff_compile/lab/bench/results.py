@@ -12,7 +12,7 @@ The rate is the best of all streams, before and after.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,16 +68,10 @@ class VariantResult:
 
     @property
     def counted_to_accounted(self) -> float | None:
-        """The payload counted on the interface, relative to the bytes of the graph; None if nothing
-        was counted.
-        """
+        """The payload that the interface counted, relative to the bytes of the graph, if it did."""
         if not self.data["counted"] or not self.data["accounted_bytes"]:
             return None
         return float(self.data["counted"]["payload_bytes"] / self.data["accounted_bytes"])
-
-
-def _median(variant: VariantResult, part: slice) -> float:
-    return statistics.median(variant.samples_s[part])
 
 
 @dataclass(frozen=True)
@@ -152,19 +146,19 @@ class Point:
         return (variant.step_s - variant.compute_s) / self.wire_s if self.wire_s else None
 
     def noise(self, variant: VariantResult) -> float:
-        """Returns how far the speedup over stock differs between halves of the rounds: the odd and
-        the even ones, the first and the second ones.
+        """Returns how far the speedup over stock differs between halves of the rounds: between odd
+        and even ones, or earlier and later ones.
         """
         if self.stock is None or len(variant.samples_s) < 4:
             return 0.0
+        samples = self.stock.samples_s, variant.samples_s
         middle = len(variant.samples_s) // 2
-        pairs = (slice(0, None, 2), slice(1, None, 2)), (slice(middle), slice(middle, None))
-        return max(self._spread_between(variant, first, second) for first, second in pairs)
-
-    def _spread_between(self, variant: VariantResult, first: slice, second: slice) -> float:
-        assert self.stock is not None
-        ratios = [_median(self.stock, part) / _median(variant, part) for part in (first, second)]
-        return max(ratios) / min(ratios) - 1
+        noise = 0.0
+        for halves in (slice(0, None, 2), slice(1, None, 2)), (slice(middle), slice(middle, None)):
+            medians = [[statistics.median(s[half]) for s in samples] for half in halves]
+            ratios = [stock / other for stock, other in medians]
+            noise = max(noise, max(ratios) / min(ratios) - 1)
+        return noise
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -197,13 +191,11 @@ class Report:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        return tuple(self._points())
-
-    def _points(self) -> Iterator[Point]:
-        for result in self.data["results"]:
-            case = Case.from_json(result["case"])
-            for point in result.get("points", ()):
-                yield Point(case, point)
+        return tuple(
+            Point(Case.from_json(result["case"]), point)
+            for result in self.data["results"]
+            for point in result.get("points", ())
+        )
 
     @property
     def failures(self) -> tuple[tuple[str, str], ...]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cocodiff_compile.lab.bench.cases import Case
+from cocodiff_compile.lab.bench.cases import Case, Grid
+from cocodiff_compile.lab.bench.links import LINKS_VARIABLE
 from cocodiff_compile.lab.bench.machine import new_run
-from cocodiff_compile.lab.bench.on_cluster import run_on_cluster
-from cocodiff_compile.lab.bench.rank import failure_file
+from cocodiff_compile.lab.bench.rank import FAILURE_FILE
+from cocodiff_compile.lab.cluster import NodeLink, emulated_cluster
 from cocodiff_compile.lab.local_ranks import RankFailedError
-from cocodiff_compile.lab.progress import Say
+from cocodiff_compile.lab.nodes import run_on_nodes
+from cocodiff_compile.lab.progress import Say, pass_on
 
 _CASE_TIMEOUT_S = 4 * 3600.0
 
@@ -59,13 +62,35 @@ def run_case(case: Case, say: Say) -> dict[str, Any]:
                 timeout_s=_CASE_TIMEOUT_S,
             )
         except RankFailedError as error:
-            failure = _failures(result_file, case) or str(error)
+            files = sorted(Path(folder).glob(FAILURE_FILE.format("*")))
+            failure = "\n".join(file.read_text() for file in files) or str(error)
             say(f"failed: {failure}")
             return {"case": case.to_json(), "failure": failure}
         result: dict[str, Any] = json.loads(result_file.read_text())
         return result
 
 
-def _failures(result_file: Path, case: Case) -> str:
-    files = [failure_file(result_file, rank) for rank in range(case.grid.num_ranks)]
-    return "\n".join(file.read_text() for file in files if file.exists())
+def run_on_cluster(
+    grid: Grid,
+    module: str,
+    given: Mapping[str, Any],
+    result_file: Path,
+    say: Say,
+    *,
+    name: str,
+    timeout_s: float,
+) -> None:
+    """Runs `python -m module GIVEN RESULT` on every rank of an emulated cluster, which is removed
+    afterwards. `given` is passed as a JSON file next to the result.
+    """
+    given_file = result_file.with_suffix(".given.json")
+    given_file.write_text(json.dumps(given))
+    with emulated_cluster(f"{name}{os.getpid()}", grid.nodes, NodeLink()) as cluster:
+        run_on_nodes(
+            cluster,
+            grid.tiles,
+            ["-m", module, str(given_file), str(result_file)],
+            on_line=lambda _node, line: pass_on(line, say),
+            timeout_s=timeout_s,
+            environment={LINKS_VARIABLE: "1"},
+        )

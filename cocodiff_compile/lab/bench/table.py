@@ -1,33 +1,15 @@
-"""Formats a run as text."""
+"""Formats a run, or the comparison of two, as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from cocodiff_compile.lab.bench.results import NOISE_LIMIT, Point, Report, VariantResult
+from cocodiff_compile.report.describe import format_rows, format_table
 
-from cocodiff_compile.lab.bench.results import Point, Report, VariantResult
-from cocodiff_compile.report.describe import format_table
-
-_HEADERS = (
-    "variant",
-    "step ms",
-    "least",
-    "over stock",
-    "over best rival",
-    "step / limit",
-    "exposed",
-    "MB sent",
-    "counted",
-    "messages",
-    "packets",
-    "off by",
-)
+_COMPARED = ("point", "variant", "step ms", "", "over stock", "", "change", "noise", "")
 
 
 def format_report(report: Report) -> str:
-    """Returns a table per point, the cases that could not be measured, and how far figures can be
-    trusted.
-    """
+    """Returns a table per point, the failures, and how far figures can be trusted."""
     parts = [format_point(point) for point in report.points]
     parts += [f"{title}: not measured: {failure}" for title, failure in report.failures]
     parts += [
@@ -35,9 +17,8 @@ def format_report(report: Report) -> str:
         for title, whose in report.ulysses.items()
         if whose != "diffusers"
     ]
-    parts.append(_verdict(report))
-    parts.append(format_machine(report.data["machine"]))
-    return "\n\n".join(parts)
+    machine = ", ".join(f"{key} {value}" for key, value in report.data["machine"].items())
+    return "\n\n".join([*parts, _verdict(report), machine])
 
 
 def format_point(point: Point) -> str:
@@ -48,9 +29,7 @@ def format_point(point: Point) -> str:
     notes = [
         f"  {variant.title}: {note}" for variant in point.ready for note in variant.data["notes"]
     ]
-    return "\n".join(
-        [_head(point), format_table(_HEADERS, rows), *reasons, *notes, *point.warnings]
-    )
+    return "\n".join([_head(point), format_rows(rows), *reasons, *notes, *point.warnings])
 
 
 def _head(point: Point) -> str:
@@ -65,32 +44,28 @@ def _head(point: Point) -> str:
     )
 
 
-def _row(point: Point, variant: VariantResult) -> list[str]:
+def _row(point: Point, variant: VariantResult) -> dict[str, object]:
     if variant.reason:
-        return [variant.title, "cannot run", *[""] * (len(_HEADERS) - 2)]
-    counted = variant.counted_to_accounted
-    return [
-        variant.title,
-        f"{variant.step_s * 1e3:.0f}",
-        f"{variant.least_s * 1e3:.0f}",
-        _times(point.over_stock(variant)),
-        _times(point.over_best_rival(variant)),
-        f"{point.over_limit(variant):.2f}",
-        _percent(point.exposed(variant)),
-        f"{variant.data['accounted_bytes'] / 1e6:.1f}",
-        "not read" if counted is None else f"{counted - 1:+.1%}",
-        str(variant.data["accounted_messages"]),
-        str(variant.data["counted"]["packets"]) if variant.data["counted"] else "",
-        "" if variant.data["difference"] is None else f"{variant.data['difference']:.0e}",
-    ]
+        return {"variant": variant.title, "step ms": "cannot run"}
+    data, counted = variant.data, variant.counted_to_accounted
+    return {
+        "variant": variant.title,
+        "step ms": f"{variant.step_s * 1e3:.0f}",
+        "least": f"{variant.least_s * 1e3:.0f}",
+        "over stock": _shown(point.over_stock(variant), ".2f", "x"),
+        "over best rival": _shown(point.over_best_rival(variant), ".2f", "x"),
+        "step / limit": f"{point.over_limit(variant):.2f}",
+        "exposed": _shown(point.exposed(variant), ".0%"),
+        "MB sent": f"{data['accounted_bytes'] / 1e6:.1f}",
+        "counted": "not read" if counted is None else f"{counted - 1:+.1%}",
+        "messages": data["accounted_messages"],
+        "packets": data["counted"]["packets"] if data["counted"] else "",
+        "off by": _shown(data["difference"], ".0e"),
+    }
 
 
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}x"
-
-
-def _percent(part: float | None) -> str:
-    return "" if part is None else f"{part:.0%}"
+def _shown(value: float | None, how: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{how}}{unit}"
 
 
 def _verdict(report: Report) -> str:
@@ -103,5 +78,43 @@ def _verdict(report: Report) -> str:
     )
 
 
-def format_machine(machine: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in machine.items())
+def compare_reports(old: Report, new: Report) -> str:
+    """Returns a table of speedups over stock of the same run, as two runs may see two machines."""
+    known = {
+        (_key(point), each.name): (point, each) for point in old.points for each in point.ready
+    }
+    rows = [
+        _compared(*known[_key(point), each.name], point, each)
+        for point in new.points
+        for each in point.ready
+        if (_key(point), each.name) in known
+    ]
+    if not rows:
+        return "the two runs have no point in common"
+    moved = sum(row[-1] != "" for row in rows)
+    return (
+        f"{format_table(_COMPARED, rows)}\n\n{moved} of {len(rows)} speedups over stock changed by "
+        f"more than {NOISE_LIMIT:.0%} and by more than the noise of both runs"
+    )
+
+
+def _key(point: Point) -> tuple[object, ...]:
+    share = point.data["share"]
+    return point.case.workload, point.case.grid, share, share or point.data["rate_mbit"]
+
+
+def _compared(before: Point, old: VariantResult, after: Point, new: VariantResult) -> list[str]:
+    ratios = before.over_stock(old), after.over_stock(new)
+    change = ratios[1] / ratios[0] - 1 if ratios[0] and ratios[1] else 0.0
+    noise = max(before.noise(old), after.noise(new))
+    moved = abs(change) > max(NOISE_LIMIT, noise)
+    return [
+        after.title,
+        new.title,
+        f"{old.step_s * 1e3:.0f}",
+        f"{new.step_s * 1e3:.0f}",
+        *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
+        f"{change:+.1%}",
+        f"{noise:.1%}",
+        ("faster" if change > 0 else "SLOWER") if moved else "",
+    ]

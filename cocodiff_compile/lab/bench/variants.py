@@ -33,44 +33,11 @@ OVERLAP_PASSES = {
         "raise_comms",
     ],
 }
-"""Turns on Inductor's own overlap of collectives. Since torch 2.10 the flag has no effect by
-itself: the list of passes is empty unless it is given.
-"""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A variant is one way to run a step. It runs eagerly if `options` is None."""
-
-    name: str
-    title: str
-    kind: Kind
-    build: Callable[[Workload], nn.Module]
-    backend: str = "inductor"
-    options: Mapping[str, Any] | None = None
-    worker_group: str = MAIN_GROUP
-    measures_links: bool = False
-    """Whether it is compiled again for every link speed, because it measures the links to
-    decide.
-    """
-
-    def compile(self, model: nn.Module, fullgraph: bool) -> Callable[..., Any]:
-        if self.options is None:
-            return model
-        return torch.compile(  # type: ignore[call-overload,no-any-return]
-            model,
-            backend=self.backend,
-            fullgraph=fullgraph,
-            dynamic=False,
-            options=dict(self.options),
-            isolate_recompiles=True,
-        )
+"""Turns on Inductor's overlap of collectives. Since torch 2.10 the flag alone has no effect."""
 
 
 def stock_ulysses(workload: Workload) -> nn.Module:
-    """Returns the model with diffusers' own Ulysses, or with that of `parallelize` where diffusers
-    has no plan.
-    """
+    """Returns the model with diffusers' own Ulysses, or that of `parallelize` if it has none."""
     from diffusers import ContextParallelConfig  # noqa: PLC0415  (slow, and optional)
 
     model = workload.build()
@@ -79,11 +46,9 @@ def stock_ulysses(workload: Workload) -> nn.Module:
     # diffusers 0.42 calls this where a plan splits arguments it has to look for, as Wan's does.
     if not hasattr(logging.Logger, "warning_once"):
         setattr(logging.Logger, "warning_once", logging.Logger.warning)  # noqa: B010
-    degree = torch.distributed.get_world_size()
+    config = ContextParallelConfig(ulysses_degree=torch.distributed.get_world_size())
     with at_least_one_device():
-        model.enable_parallelism(  # type: ignore[operator]
-            config=ContextParallelConfig(ulysses_degree=degree)
-        )
+        model.enable_parallelism(config=config)  # type: ignore[operator]
     return model
 
 
@@ -99,9 +64,7 @@ def ulysses_of(workload: Workload) -> str:
 
 
 def cache_dit_async(workload: Workload) -> nn.Module:
-    """Returns the model with cache-dit's hand-written asynchronous Ulysses. Raises UserError if it
-    has none.
-    """
+    """Returns the model with cache-dit's asynchronous Ulysses. Raises UserError if it has none."""
     if importlib.util.find_spec("cache_dit") is None:
         raise UserError(
             "cache-dit is not installed: pip install --no-deps -c constraints.txt cache-dit einops"
@@ -126,35 +89,51 @@ def cache_dit_async(workload: Workload) -> nn.Module:
     return enabled
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A variant is one way to run a step. It runs eagerly if `options` is None."""
+
+    name: str
+    title: str
+    build: Callable[[Workload], nn.Module] = stock_ulysses
+    options: Mapping[str, Any] | None = None
+    kind: Kind = "rival"
+    backend: str = "inductor"
+    worker_group: str = MAIN_GROUP
+    measures_links: bool = False
+    """Whether it measures the links to decide, and is compiled again for every link speed."""
+
+    def compile(self, model: nn.Module, fullgraph: bool) -> Callable[..., Any]:
+        if self.options is None:
+            return model
+        return torch.compile(  # type: ignore[call-overload,no-any-return]
+            model,
+            backend=self.backend,
+            fullgraph=fullgraph,
+            dynamic=False,
+            options=dict(self.options),
+            isolate_recompiles=True,
+        )
+
+
 def _ours(name: str, title: str, **options: Any) -> Variant:
-    return Variant(name, title, "ours", stock_ulysses, "cocodiff", options, measures_links=True)
+    return Variant(name, title, stock_ulysses, options, "ours", "cocodiff", measures_links=True)
 
 
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("eager", "diffusers, eager", "rival", stock_ulysses),
-        Variant("inductor", "diffusers + Inductor", "stock", stock_ulysses, options={}),
+        Variant("eager", "diffusers, eager"),
+        Variant("inductor", "diffusers + Inductor", options={}, kind="stock"),
+        Variant("overlap", "diffusers + Inductor, overlap passes", options=OVERLAP_PASSES),
         Variant(
-            "overlap",
-            "diffusers + Inductor, overlap passes",
-            "rival",
-            stock_ulysses,
-            options=OVERLAP_PASSES,
-        ),
-        Variant(
-            "cache-dit-eager",
-            "cache-dit async, eager",
-            "rival",
-            cache_dit_async,
-            worker_group="cache-dit",
+            "cache-dit-eager", "cache-dit async, eager", cache_dit_async, worker_group="cache-dit"
         ),
         Variant(
             "cache-dit",
             "cache-dit async + Inductor, overlap passes",
-            "rival",
             cache_dit_async,
-            options=OVERLAP_PASSES,
+            OVERLAP_PASSES,
             worker_group="cache-dit",
         ),
         _ours("cocodiff", "cocodiff"),

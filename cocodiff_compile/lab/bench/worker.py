@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,23 +15,19 @@ from torch import nn
 from cocodiff_compile.compat import Unsupported, name_cpp_kernels
 from cocodiff_compile.compiler.find_machines import forget_machines
 from cocodiff_compile.cost.timeline import Timeline
-from cocodiff_compile.lab.bench.cases import DTYPES, Workload
+from cocodiff_compile.lab.bench.cases import Workload
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups
 from cocodiff_compile.lab.bench.profile import profile_step
 from cocodiff_compile.lab.bench.variants import VARIANTS
-from cocodiff_compile.report.collect import GraphReport, collect_reports
+from cocodiff_compile.report.collect import collect_reports
 
-_LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-"""The largest difference of a correct result, relative to the largest value of the reference.
-Inductor's own difference to eager is up to 5e-4.
-"""
+_LARGEST_DIFFERENCE = {"fp32": 1e-3, "bf16": 1e-1}
+"""The largest relative difference of a correct result; Inductor's own to eager is up to 5e-4."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Holds the result of compiling a variant on this rank; `reason` says why it failed, if it
-    did.
-    """
+    """Holds the result of compiling a variant on this rank; `reason` says why it failed."""
 
     seconds: float
     reason: str = ""
@@ -39,14 +35,14 @@ class Compiled:
     collectives: tuple[Collective, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def with_reason(self, reason: str) -> Compiled:
-        return replace(self, reason=reason)
-
 
 class Worker:
-    """Serves one rank of a worker group. All ranks of the group must call the same methods in the
-    same order.
-    """
+    """Serves one rank of a worker group, all of which call the same methods in the same order."""
+
+    forget_links = staticmethod(forget_machines)
+    """Makes later compilations measure the links again."""
+    name_kernels = staticmethod(name_cpp_kernels)
+    """Makes C++ kernels that are compiled from now on show their names to the profiler."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -58,9 +54,7 @@ class Worker:
         self._calls: dict[str, Callable[..., Any]] = {}
 
     def build(self, name: str) -> str:
-        """Builds the parallel model of a variant and calls it once; returns the reason if that
-        fails.
-        """
+        """Builds the parallel model of a variant and calls it; returns the reason if that fails."""
         build = VARIANTS[name].build
         try:
             if build not in self._models:
@@ -84,7 +78,8 @@ class Worker:
                 self._sample(self._calls[name])
         except Exception as error:
             return Compiled(time.monotonic() - begin, _reason(error))
-        notes += _notes(reports)
+        passes = [item for report in reports for item in report.summary["passes"]]
+        notes += [note for item in passes for note in item["notes"]]
         return Compiled(seconds, "", difference, tuple(collectives), tuple(notes))
 
     def _first_call(self, name: str, notes: list[str]) -> torch.Tensor:
@@ -99,33 +94,19 @@ class Worker:
         return self._sample(self._calls[name])
 
     def _check(self, sample: torch.Tensor) -> float:
-        difference = (sample - self._reference).abs().max() / self._reference.abs().max()
-        largest = _LARGEST_DIFFERENCE[DTYPES[self._workload.dtype]]
-        if not difference.item() <= largest:
-            raise ValueError(
-                f"its result differs by {difference.item():.1e} from one eager process"
-            )
-        return difference.item()
-
-    def forget_links(self) -> None:
-        """Makes later compilations measure the links again."""
-        forget_machines()
+        off_by = (sample - self._reference).abs().max() / self._reference.abs().max()
+        difference: float = off_by.item()
+        if not difference <= _LARGEST_DIFFERENCE[self._workload.dtype]:
+            raise ValueError(f"its result differs by {difference:.1e} from one eager process")
+        return difference
 
     def timed(self, name: str, compute_only: bool) -> tuple[float, float]:
-        """Returns when one call began and ended on this rank, by the machine's clock. All ranks
-        begin together. With `compute_only`, local copies replace the exchanges.
-        """
+        """Times one call on this rank; `compute_only` replaces the exchanges by local copies."""
         dist.barrier()
         with local_groups() if compute_only else nullcontext():
             begin = time.monotonic()
             self._sample(self._calls[name])
             return begin, time.monotonic()
-
-    def name_kernels(self) -> None:
-        """Makes Inductor's C++ kernels that are compiled from now on show their names to the
-        profiler.
-        """
-        name_cpp_kernels()
 
     def profiled(self, name: str) -> Timeline:
         """Returns one call on this rank under the profiler; all ranks begin together."""
@@ -139,11 +120,6 @@ class Worker:
         if sample.device.type != "cpu":
             torch.accelerator.synchronize()
         return sample
-
-
-def _notes(reports: Sequence[GraphReport]) -> tuple[str, ...]:
-    passes = [item for report in reports for item in report.summary["passes"]]
-    return tuple(note for item in passes for note in item["notes"])
 
 
 def _reason(error: Exception) -> str:

@@ -26,6 +26,7 @@ from torch import multiprocessing
 from cocodiff_compile.lab.bench.variants import MAIN_GROUP
 from cocodiff_compile.lab.bench.worker import Worker
 from cocodiff_compile.lab.local_ranks import end_with_parent
+from cocodiff_compile.ranks.agreement.all_ranks import from_first_rank
 from cocodiff_compile.ranks.launch.init_distributed import join_ranks, take_device
 
 _TIMEOUT = timedelta(minutes=10)
@@ -44,36 +45,29 @@ class WorkerGroups:
         """Joins the process group of each worker group."""
         self._main.call("join")
         for child in self._others.values():
-            address = f"tcp://{os.environ['MASTER_ADDR']}:{_agree_on_port()}"
+            with socket.create_server(("", 0)) as probe:  # a free port of the first rank
+                port = from_first_rank(probe.getsockname()[1])
+            address = f"tcp://{os.environ['MASTER_ADDR']}:{port}"
             child.begin("join", address, dist.get_rank(), dist.get_world_size())
         for child in self._others.values():
             child.finish()
 
     def call(self, worker_group: str, method: str, *args: Any) -> Any:
         """Calls `method` of the group's `Worker`."""
-        ((_, result),) = self._call({worker_group: args}, method)
+        ((_, result),) = self.call_each(method, {worker_group: args})
         return result
 
     def call_all(self, method: str, *args: Any) -> None:
         """Calls `method` of the workers of all groups at the same time."""
-        list(self._call(dict.fromkeys((MAIN_GROUP, *self._others), args), method))
+        list(self.call_each(method, dict.fromkeys((MAIN_GROUP, *self._others), args)))
 
-    def call_each(self, method: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Calls `method` of these groups' workers at the same time, each with its own argument.
+    def call_each(
+        self, method: str, arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, Any]]:
+        """Calls `method` of these groups' workers at the same time, each with its own arguments.
         Yields groups and results in the order in which they are waited for.
         """
-        return self._call(
-            {worker_group: (argument,) for worker_group, argument in arguments.items()}, method
-        )
-
-    def _call(
-        self, arguments: Mapping[str, tuple[Any, ...]], method: str
-    ) -> Iterator[tuple[str, Any]]:
-        others = {
-            worker_group: self._others[worker_group]
-            for worker_group in arguments
-            if worker_group != MAIN_GROUP
-        }
+        others = {name: self._others[name] for name in arguments if name != MAIN_GROUP}
         for worker_group, child in others.items():
             child.begin(method, *arguments[worker_group])
         if MAIN_GROUP in arguments:
@@ -88,10 +82,8 @@ class WorkerGroups:
 
 @contextmanager
 def worker_groups(others: Sequence[str]) -> Iterator[WorkerGroups]:
-    """Starts one process group per worker group; they end with the block.
-
-    The ranks that enter must not belong to a process group yet, since the children are forks of
-    this process.
+    """Starts one process group per worker group; they end with the block. The ranks that enter must
+    not belong to a process group yet, since the children are forks of them.
     """
     made = WorkerGroups(others)
     try:
@@ -180,14 +172,3 @@ def _join_world(address: str | None = None, rank: int = -1, num_ranks: int = -1)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     take_device()
     join_ranks(timeout=_TIMEOUT, init_method=address, rank=rank, num_ranks=num_ranks)
-
-
-def _agree_on_port() -> int:
-    """Returns a port that is free on the first rank."""
-    port = torch.zeros(1, dtype=torch.int64)
-    if dist.get_rank() == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port[0] = probe.getsockname()[1]
-    dist.broadcast(port, 0)
-    return int(port.item())

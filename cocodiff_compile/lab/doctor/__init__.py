@@ -1,3 +1,1 @@
-"""Implements `cocodiff doctor`: reports what this machine has, what would be used, and what would
-fail.
-"""
+"""Implements `cocodiff doctor`: what this machine has, what would be used, what would fail."""

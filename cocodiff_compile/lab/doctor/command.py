@@ -6,16 +6,16 @@ import argparse
 import json
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from cocodiff_compile import __version__
-from cocodiff_compile.lab.doctor.finding import Finding
+from cocodiff_compile.devices.installed import installed_here
+from cocodiff_compile.lab.doctor.examine import Finding, Host, examine
 from cocodiff_compile.ranks.launch.launchers import find_launch
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command. Its dependencies are imported when it runs."""
     doctor = commands.add_parser(
         "doctor",
         help="report what this machine has, what would be used, and what would fail",
@@ -27,21 +27,12 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run_doctor(parsed: argparse.Namespace) -> int:
-    from cocodiff_compile.devices.installed import installed_here  # noqa: PLC0415
-    from cocodiff_compile.lab.doctor.examine import Host, examine  # noqa: PLC0415
-
-    host = Host(installed_here(), os.environ)
-    findings = examine(host)
+    findings = examine(Host(installed_here(), os.environ))
     is_ok = all(finding.status != "problem" for finding in findings)
-    if is_ok and not _prints(host.environment):
-        return 0
-    print(_as_json(findings, is_ok) if parsed.json else _as_table(findings, is_ok))
+    launch = find_launch(os.environ) if is_ok else None
+    if launch is None or launch.rank == 0:
+        print(_as_json(findings, is_ok) if parsed.json else _as_table(findings, is_ok))
     return 0 if is_ok else 1
-
-
-def _prints(environment: Mapping[str, str]) -> bool:
-    launch = find_launch(environment)
-    return launch is None or launch.rank == 0
 
 
 def _as_json(findings: Sequence[Finding], is_ok: bool) -> str:

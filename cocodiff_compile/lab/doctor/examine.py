@@ -1,28 +1,23 @@
-"""Examines devices, packages, the environment and the launcher. It imports nothing for that but
-torch, and triton if it is installed.
-"""
+"""Examines devices, packages, environment and launcher; imports only torch, and triton."""
 
 from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Literal, TypeAlias
 
 import torch
 
 from cocodiff_compile.compat import TESTED_PYTHON, TESTED_TORCH
-from cocodiff_compile.devices.choose import (
-    DEVICE_KINDS,
-    choose_device,
-    choose_transport,
-)
+from cocodiff_compile.devices.choose import DEVICE_KINDS, choose_device, choose_transport
 from cocodiff_compile.devices.installed import Installed, why_not_legacy
 from cocodiff_compile.devices.kind import DeviceKind
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.lab.doctor.finding import Finding, Status
 from cocodiff_compile.ranks.detect import detect, location_of_this_rank
 from cocodiff_compile.ranks.launch.init_distributed import group_backend
 from cocodiff_compile.ranks.launch.launchers import Launch, adopt_launcher, find_launch
@@ -40,6 +35,19 @@ AURORA_SETTINGS = {
 """The settings that Aurora's documentation asks for; other machines with XPUs may need others."""
 
 
+Status: TypeAlias = Literal["ok", "note", "warning", "problem"]
+"""A `problem` keeps ranks from running; a `warning` costs speed, or breaks something else."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Holds one line of the report."""
+
+    what: str
+    status: Status
+    text: str
+
+
 @dataclass(frozen=True)
 class Host:
     """Holds what is examined: the installed packages and the environment of a process."""
@@ -54,7 +62,11 @@ class Host:
 
 def examine(host: Host) -> list[Finding]:
     """Returns all findings, in the order in which they are printed."""
-    return [finding for check in _CHECKS for finding in check(host)]
+    checks = (
+        *(_versions, _devices, _matrix_tiles, _code_generation, _communication, _settings),
+        *(_launcher, _topology, _legacy, _untested),
+    )
+    return [finding for check in checks for finding in check(host)]
 
 
 def _versions(host: Host) -> Iterator[Finding]:
@@ -116,9 +128,8 @@ def _communication(host: Host) -> Iterator[Finding]:
             text = f"absent: {reason}" if reason else "usable"
             if transport.on_request and not reason:
                 text = f"only on request: {transport.on_request}"
-            yield Finding(
-                f"{kind.name} over {transport.name}", "ok" if not reason else "note", text
-            )
+            what = f"{kind.name} over {transport.name}"
+            yield Finding(what, "note" if reason else "ok", text)
     try:
         chosen = choose_transport(device, installed, None, host.environment)
     except UserError as error:
@@ -138,11 +149,8 @@ def _settings(host: Host) -> Iterator[Finding]:
     text = ", ".join(f"{name}={environment[name]}" for name in shown)
     yield Finding("settings", "ok", text or "no CCL_*, COCODIFF_*, FI_* or ZE_* is set")
     if host.device.name == "xpu":
-        other = [
-            f"{name}={value}"
-            for name, value in AURORA_SETTINGS.items()
-            if environment.get(name) != value
-        ]
+        wanted = AURORA_SETTINGS.items()
+        other = [f"{name}={value}" for name, value in wanted if environment.get(name) != value]
         if other:
             yield Finding("Aurora wants", "note", ", ".join(other))
 
@@ -169,28 +177,21 @@ def _launcher(host: Host) -> Iterator[Finding]:
 
 def _topology(host: Host) -> Iterator[Finding]:
     kind = host.device.name
-    try:
-        launch = find_launch(host.environment)
-    except UserError:
-        launch = None
     devices = host.installed.device_counts.get(kind, 1)
-    launch = launch or Launch("", 0, devices, 0, devices)
+    launch = Launch("", 0, devices, 0, devices)
+    with suppress(UserError):
+        launch = find_launch(host.environment) or launch
     if launch.num_ranks < 2:
         yield Finding("topology", "note", "one rank, nothing to exchange")
         return
-    here = [
-        location_of_this_rank(torch.device(kind, rank % devices))
-        for rank in range(launch.ranks_here)
-    ]
+    local = [torch.device(kind, rank % devices) for rank in range(launch.ranks_here)]
+    here = [location_of_this_rank(device) for device in local]
     nodes = range(max(1, launch.num_ranks // launch.ranks_here))
-    locations = [
-        replace(location, host=f"{location.host} {node}") for node in nodes for location in here
-    ]
-    detected = detect(locations)
+    ranks = [replace(rank, host=f"{rank.host} {node}") for node in nodes for rank in here]
+    detected = detect(ranks)
     axes = " x ".join(f"{axis.name} {axis.size}" for axis in detected.topology.axes)
-    yield Finding(
-        "topology", "ok", "; ".join([f"estimated, not measured: {axes}", *detected.reasons])
-    )
+    text = "; ".join([f"estimated, not measured: {axes}", *detected.reasons])
+    yield Finding("topology", "ok", text)
 
 
 def _legacy(host: Host) -> Iterator[Finding]:
@@ -211,17 +212,3 @@ def _untested(host: Host) -> Iterator[Finding]:
     else:
         text = f"{host.device.name}: exactness, order and speed are untested on it; see docs/xpu.md"
     yield Finding("untested", "note", text)
-
-
-_CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
-    _versions,
-    _devices,
-    _matrix_tiles,
-    _code_generation,
-    _communication,
-    _settings,
-    _launcher,
-    _topology,
-    _legacy,
-    _untested,
-)

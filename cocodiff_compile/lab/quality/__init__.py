@@ -1,3 +1,1 @@
-"""Implements `cocodiff quality`: a small trained model, and measures of how far lossy runs are
-off.
-"""
+"""Implements `cocodiff quality`: a small trained model, and how far lossy runs of it are off."""

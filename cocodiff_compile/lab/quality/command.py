@@ -1,12 +1,9 @@
-"""Implements `cocodiff quality`: measures how far lossy runs are from the exact one, and what they
-save.
-"""
+"""Implements `cocodiff quality`: how far lossy runs are from the exact one, and what they save."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from math import isfinite
@@ -14,14 +11,25 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import torch
+
 from cocodiff_compile.errors import UserError, need_package
+from cocodiff_compile.lab.bench.cases import DTYPES, Grid
+from cocodiff_compile.lab.bench.machine import describe_machine
+from cocodiff_compile.lab.bench.run import run_on_cluster
+from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
+from cocodiff_compile.lab.progress import Say, timed_sayer
+from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures, saved
+from cocodiff_compile.lab.quality.ranks import measure_quality
+from cocodiff_compile.lab.quality.settings import POLICIES, QualitySettings, v_major_of
 from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
+from cocodiff_compile.report.describe import format_rows
+from cocodiff_compile.v_major.options import VMajorOptions
 
 _TIMEOUT_S = 3 * 3600.0
 
 
 def add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command. Its dependencies are imported when it runs."""
     quality = commands.add_parser(
         "quality",
         help="compare lossy exchanges with the exact run: distance of pictures, bytes, time",
@@ -33,7 +41,7 @@ def add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     quality.add_argument("--pictures", type=int, default=16)
     quality.add_argument("--steps", type=int, default=50)
     quality.add_argument("--batch", type=int, default=4, help="pictures drawn at once")
-    quality.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    quality.add_argument("--dtype", choices=DTYPES, default="fp32")
     quality.add_argument(
         "--ranks", type=int, default=2, help="local ranks, without --shares (default: 2)"
     )
@@ -51,17 +59,10 @@ def add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run_quality(parsed: argparse.Namespace) -> int:
-    """Returns the exit status."""
-    from cocodiff_compile.lab.progress import timed_sayer  # noqa: PLC0415
-
     avoid_broken_tiles()
-    try:
-        for package in ("diffusers", "matplotlib", "skimage"):
-            need_package(package, "quality")
-        results = [_measure(parsed, share, timed_sayer()) for share in _shares(parsed)]
-    except UserError as error:
-        print(f"cocodiff quality: {error}", file=sys.stderr)
-        return 2
+    for package in ("diffusers", "matplotlib", "skimage"):
+        need_package(package, "quality")
+    results = [_measure(parsed, share, timed_sayer()) for share in _shares(parsed)]
     parsed.out.mkdir(parents=True, exist_ok=True)
     for result in results:
         print("\n" + _head(result) + "\n" + format_quality(result))
@@ -80,14 +81,7 @@ def _shares(parsed: argparse.Namespace) -> list[int | None]:
     return [int(share) for share in shares]
 
 
-def _measure(parsed: argparse.Namespace, share: int | None, say: Any) -> dict[str, Any]:
-    from cocodiff_compile.lab.quality.settings import (  # noqa: PLC0415
-        POLICIES,
-        QualitySettings,
-        v_major_of,
-    )
-    from cocodiff_compile.v_major.options import VMajorOptions  # noqa: PLC0415
-
+def _measure(parsed: argparse.Namespace, share: int | None, say: Say) -> dict[str, Any]:
     policies = tuple(parsed.policies.split(",")) if parsed.policies else POLICIES
     for name in policies:
         VMajorOptions.from_mapping(v_major_of(name))
@@ -95,37 +89,24 @@ def _measure(parsed: argparse.Namespace, share: int | None, say: Any) -> dict[st
     settings = QualitySettings(
         policies, parsed.pictures, parsed.steps, parsed.batch, parsed.dtype, share, weights
     )
-    if share is None:
-        return _on_local_ranks(settings, parsed.ranks, say)
-    return _on_emulated_cluster(settings, parsed.grid, say)
-
-
-def _on_local_ranks(settings: Any, num_ranks: int, say: Any) -> dict[str, Any]:
-    from cocodiff_compile.lab.local_ranks import run_local_ranks  # noqa: PLC0415
-
-    results: list[dict[str, Any]] = run_local_ranks(
+    if share is not None:
+        return _on_emulated_cluster(settings, parsed.grid, say)
+    result: dict[str, Any]
+    result, *_ = run_local_ranks(
         local_rank,
-        num_ranks,
+        parsed.ranks,
         settings,
         timeout_s=_TIMEOUT_S,
         on_message=lambda rank, text: say(text) if rank == 0 else None,
     )
-    return results[0]
+    return result
 
 
-def local_rank(_rank: int, _num_ranks: int, settings: Any) -> dict[str, Any]:
-    from cocodiff_compile.lab.local_ranks import tell_parent  # noqa: PLC0415
-    from cocodiff_compile.lab.quality.ranks import measure_quality  # noqa: PLC0415
-
+def local_rank(_rank: int, _num_ranks: int, settings: QualitySettings) -> dict[str, Any]:
     return measure_quality(settings, tell_parent)
 
 
-def _on_emulated_cluster(settings: Any, grid: str, say: Any) -> dict[str, Any]:
-    import torch  # noqa: PLC0415
-
-    from cocodiff_compile.lab.bench.cases import Grid  # noqa: PLC0415
-    from cocodiff_compile.lab.bench.on_cluster import run_on_cluster  # noqa: PLC0415
-
+def _on_emulated_cluster(settings: QualitySettings, grid: str, say: Say) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result_file = Path(folder) / "result.pt"
         run_on_cluster(
@@ -154,69 +135,46 @@ def _head(result: dict[str, Any]) -> str:
 
 def format_quality(result: dict[str, Any]) -> str:
     """Returns a table with a row per policy."""
-    from cocodiff_compile.report.describe import format_table  # noqa: PLC0415
-
     steps = result["settings"]["steps"]
-    rows = [_row(variant, result["variants"][0], steps) for variant in result["variants"]]
-    headers = (
-        "policy",
-        "bytes",
-        "on the wire",
-        "MB",
-        "packets",
-        "PSNR dB mean",
-        "least",
-        "SSIM mean",
-        "MSE mean",
-        "s per run",
-        "ms per step",
-        "speed",
-        "MiB cached",
-        "steps",
+    return format_rows(
+        [_row(variant, result["variants"][0], steps) for variant in result["variants"]]
     )
-    return format_table(headers, rows)
 
 
-def _row(variant: dict[str, Any], exact: dict[str, Any], steps: int) -> Sequence[object]:
-    psnrs = [item["psnr_db"] for item in variant["distances"]]
+def _row(variant: dict[str, Any], exact: dict[str, Any], steps: int) -> dict[str, object]:
+    distances = variant["distances"]
+    psnrs = [item["psnr_db"] for item in distances]
     seconds = median(variant["seconds"])
     kinds = ", ".join(f"{count} {kind}" for kind, count in variant["kinds"].items())
-    return (
-        variant["name"],
-        f"1/{saved(variant):.2f}",
-        *_on_the_wire(variant, exact),
-        f"{mean(psnrs):.1f}",
-        f"{min(psnrs):.1f}",
-        f"{mean(item['ssim'] for item in variant['distances']):.4f}",
-        f"{mean(item['mse'] for item in variant['distances']):.1e}",
-        f"{seconds:.2f}",
-        f"{1e3 * seconds / steps:.0f}",
-        f"{median(exact['seconds']) / seconds:.2f}x",
-        f"{variant['cache_bytes'] / 2**20:.1f}",
-        kinds or "exact",
-    )
+    return {
+        "policy": variant["name"],
+        "bytes": f"1/{saved(variant):.2f}",
+        **_on_the_wire(variant, exact),
+        "PSNR dB mean": f"{mean(psnrs):.1f}",
+        "least": f"{min(psnrs):.1f}",
+        "SSIM mean": f"{mean(item['ssim'] for item in distances):.4f}",
+        "MSE mean": f"{mean(item['mse'] for item in distances):.1e}",
+        "s per run": f"{seconds:.2f}",
+        "ms per step": f"{1e3 * seconds / steps:.0f}",
+        "speed": f"{median(exact['seconds']) / seconds:.2f}x",
+        "MiB cached": f"{variant['cache_bytes'] / 2**20:.1f}",
+        "steps": kinds or "exact",
+    }
 
 
-def _on_the_wire(variant: dict[str, Any], exact: dict[str, Any]) -> tuple[str, str, str]:
-    """Returns the saving, bytes and packets of a run as the busiest node's interface counted them,
-    or dashes if nothing was counted.
-    """
+def _on_the_wire(variant: dict[str, Any], exact: dict[str, Any]) -> dict[str, object]:
+    """Returns a run as the busiest node's interface counted it, or dashes if nothing was."""
     if not variant["counted_bytes"]:
-        return ("-",) * 3
+        return dict.fromkeys(("on the wire", "MB", "packets"), "-")
     size_bytes = median(variant["counted_bytes"])
-    share = f"1/{median(exact['counted_bytes']) / size_bytes:.2f}"
-    return share, f"{size_bytes / 1e6:.1f}", f"{median(variant['counted_packets']):,.0f}"
-
-
-def saved(variant: dict[str, Any]) -> float:
-    """Returns how many times fewer bytes a rank sends than uncompressed."""
-    return variant["full_bytes"] / variant["sent_bytes"] if variant["sent_bytes"] else 1.0
+    return {
+        "on the wire": f"1/{median(exact['counted_bytes']) / size_bytes:.2f}",
+        "MB": f"{size_bytes / 1e6:.1f}",
+        "packets": f"{median(variant['counted_packets']):,.0f}",
+    }
 
 
 def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
-    from cocodiff_compile.lab.bench.machine import describe_machine  # noqa: PLC0415
-    from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures  # noqa: PLC0415
-
     plain = [
         {**item, "variants": [_plain(variant) for variant in item["variants"]]} for item in results
     ]
@@ -229,9 +187,7 @@ def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def _plain(variant: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variant without its pictures. JSON has no infinity, so that the PSNR of equal
-    pictures is null.
-    """
+    """Returns a variant without pictures, and null for infinity, which JSON does not have."""
     rest = {key: value for key, value in variant.items() if key != "pictures"}
     distances = [
         {key: value if isfinite(value) else None for key, value in item.items()}

@@ -31,11 +31,7 @@ COLOURS = torch.tensor(
 NUM_SHAPES = 4
 NUM_LOCATIONS = 9
 NUM_SIZES = 3
-VOCABULARY = (
-    len(BACKGROUNDS),
-    *(NUM_SHAPES, len(COLOURS), NUM_LOCATIONS) * 2,
-    NUM_SIZES,
-)
+VOCABULARY = (len(BACKGROUNDS), *(NUM_SHAPES, len(COLOURS), NUM_LOCATIONS) * 2, NUM_SIZES)
 """The number of words that each position of a prompt can hold."""
 NUM_WORDS = len(VOCABULARY)
 
@@ -65,9 +61,7 @@ def draw_pictures(prompts: Tensor) -> Tensor:
 
 
 def _distances(x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Returns how far each pixel lies outside of a disc, a square, a diamond and a ring: [count, 4,
-    ...].
-    """
+    """Returns how far pixels lie outside of a disc, square, diamond and ring: [count, 4, ...]."""
     disc = torch.hypot(x, y) - radius
     square = torch.maximum(x.abs(), y.abs()) - 0.85 * radius
     diamond = (x.abs() + y.abs()) / 2**0.5 - 0.75 * radius

@@ -7,11 +7,14 @@ from statistics import mean
 from typing import Any
 
 
+def saved(variant: dict[str, Any]) -> float:
+    """Returns how many times fewer bytes a rank sends than uncompressed."""
+    return variant["full_bytes"] / variant["sent_bytes"] if variant["sent_bytes"] else 1.0
+
+
 def plot_frontier(result: dict[str, Any], file: Path) -> None:
     """Draws one point per policy, with a line from its worst picture to its best."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
-
-    from cocodiff_compile.lab.quality.command import saved  # noqa: PLC0415
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -31,13 +34,8 @@ def plot_frontier(result: dict[str, Any], file: Path) -> None:
     axes.set_ylabel("PSNR to the exact run, dB (mean; line: all pictures)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
-    given = result["settings"]
-    axes.set_title(
-        f"small trained model, {given['pictures']} pictures, {given['steps']} steps, "
-        f"{given['dtype']}",
-        loc="left",
-        fontsize=9,
-    )
+    title = "small trained model, {pictures} pictures, {steps} steps, {dtype}"
+    axes.set_title(title.format(**result["settings"]), loc="left", fontsize=9)
     figure.savefig(file, dpi=150)
 
 
@@ -50,9 +48,8 @@ def plot_pictures(result: dict[str, Any], file: Path) -> None:
     figure = Figure(figsize=(1.2 + count, 1.05 * len(variants)), layout="constrained")
     grid = figure.subplots(len(variants), count, squeeze=False)
     for variant, row in zip(variants, grid, strict=True):
-        for axes, picture, distance in zip(
-            row, variant["pictures"], variant["distances"], strict=False
-        ):
+        shown = zip(row, variant["pictures"], variant["distances"], strict=False)
+        for axes, picture, distance in shown:
             axes.imshow(((picture.permute(1, 2, 0) + 1) / 2).clamp(0, 1).numpy())
             axes.set(xticks=[], yticks=[])
             if variant is not variants[0]:

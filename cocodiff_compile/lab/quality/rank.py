@@ -1,6 +1,4 @@
-"""Runs one rank of a quality run: `python -m cocodiff_compile.lab.quality.rank SETTINGS RESULT`,
-under torchrun. Rank 0 reports progress and writes the result.
-"""
+"""Runs one rank, under torchrun: `python -m cocodiff_compile.lab.quality.rank SETTINGS RESULT`."""
 
 from __future__ import annotations
 

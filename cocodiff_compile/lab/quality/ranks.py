@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,20 @@ from torch import distributed as dist
 
 import cocodiff_compile
 from cocodiff_compile.lab.bench.cases import DTYPES
-from cocodiff_compile.lab.bench.links import interface_counters, links_are_ours
+from cocodiff_compile.lab.bench.find_rate import set_share
+from cocodiff_compile.lab.bench.links import links_are_ours, sent_while
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups, traffic_between
-from cocodiff_compile.lab.bench.set_share import set_share
 from cocodiff_compile.lab.progress import Say
-from cocodiff_compile.lab.quality.measures import distances
-from cocodiff_compile.lab.quality.sample import sample_pictures
 from cocodiff_compile.lab.quality.settings import EXACT, QualitySettings, v_major_of
-from cocodiff_compile.lab.quality.small_dit import WEIGHTS, load_small_dit
+from cocodiff_compile.lab.quality.small_dit import WEIGHTS, load_small_dit, sample_pictures
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 from cocodiff_compile.v_major.denoising import StepRecord
 
 _PLAIN = {"v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
-"""Options where time is not measured: the exact passes change no value, and take long to
-compile.
-"""
+"""Options where time is not measured: the exact passes change no value, but compile long."""
+_RANGE = 2.0
+"""The range of pixel values, which lie in -1..1."""
 SHOWN = 6
 """The number of pictures of each variant that are kept for display."""
 
@@ -51,17 +49,6 @@ class _Variant:
     history: list[StepRecord] = field(default_factory=list)
     """The records of all steps of all runs."""
 
-    def clear(self) -> None:
-        """Drops the results of the run that compiled the variant."""
-        for item in (
-            self.pictures,
-            self.seconds,
-            self.counted_bytes,
-            self.counted_packets,
-            self.history,
-        ):
-            item.clear()
-
 
 def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
     """Returns plain data and pictures, the same on every rank. All ranks must call this."""
@@ -70,15 +57,12 @@ def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
     say(f"{EXACT}: Inductor, ready in {seconds:.0f} s")
     rate_mbit = _set_share(variants[0], settings, say) if settings.share else None
     for name in settings.policies:
-        variant = _Variant(name, _compiled(settings, v_major_of(name)))
-        seconds = _run(variant, settings, 0)
+        variants.append(_Variant(name, _compiled(settings, v_major_of(name))))
+        seconds = _run(variants[-1], settings, 0)
         say(f"{name}: ready in {seconds:.0f} s")
-        variants.append(variant)
-    for variant in variants:
-        variant.clear()
-    order_of_starts = itertools.cycle(range(len(variants)))
+    variants = [_Variant(variant.name, variant.call) for variant in variants]  # without results
     for seed in settings.seeds:
-        first = next(order_of_starts)
+        first = seed % len(variants)
         for variant in (*variants[first:], *variants[:first]):
             _run(variant, settings, seed)
         say(f"pictures {settings.batch * (seed + 1)} of {settings.pictures}")
@@ -110,34 +94,32 @@ def _compiled(settings: QualitySettings, v_major: dict[str, Any]) -> Callable[..
 def _run(variant: _Variant, settings: QualitySettings, seed: int) -> float:
     """Draws one batch of pictures from noise; returns the seconds taken."""
     dist.barrier()
-    before, begin = interface_counters(), time.monotonic()
-    if variant.name == EXACT:
-        pictures = sample_pictures(variant.call, settings.sampling, seed)
-    else:
-        with cocodiff_compile.denoising(num_steps=settings.steps) as run:
-            pictures = sample_pictures(variant.call, settings.sampling, seed, run.branch, run.step)
-        variant.history += run.history
-    variant.seconds.append(largest(time.monotonic()) + largest(-begin))
-    after = interface_counters()
-    if before is not None and after is not None:
-        variant.counted_bytes.append(int(largest((after - before).payload_bytes)))
-        variant.counted_packets.append(int(largest((after - before).packets)))
-    variant.pictures[seed] = pictures
+    if sent := sent_while(lambda: _draw(variant, settings, seed)):
+        variant.counted_bytes.append(sent["payload_bytes"])
+        variant.counted_packets.append(sent["packets"])
     return variant.seconds[-1]
 
 
+def _draw(variant: _Variant, settings: QualitySettings, seed: int) -> None:
+    begin, sampling = time.monotonic(), settings.sampling
+    if variant.name == EXACT:
+        pictures = sample_pictures(variant.call, sampling, seed)
+    else:
+        with cocodiff_compile.denoising(num_steps=settings.steps) as run:
+            pictures = sample_pictures(variant.call, sampling, seed, run.branch, run.step)
+        variant.history += run.history
+    variant.seconds.append(largest(time.monotonic()) + largest(-begin))
+    variant.pictures[seed] = pictures
+
+
 def _set_share(variant: _Variant, settings: QualitySettings, say: Say) -> float | None:
-    """Sets the links so that communication takes the wanted share of exact steps; returns their
-    rate.
-    """
+    """Sets the links such that communication takes its share of exact steps; returns the rate."""
     if not links_are_ours() or settings.share is None:
         return None
     few = QualitySettings(steps=3, batch=settings.batch, dtype=settings.dtype)
 
     def timed(compute_only: bool) -> float:
-        if not compute_only:
-            return _run(variant, few, 0)
-        with local_groups():
+        with local_groups() if compute_only else nullcontext():
             return _run(variant, few, 0)
 
     with local_groups() as collectives:
@@ -171,3 +153,34 @@ def _describe(variant: _Variant, exact: _Variant, settings: QualitySettings) -> 
         "cache_bytes": max((item.cache_bytes for item in variant.history), default=0),
         "pictures": pictures[:SHOWN],
     }
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Holds the distance of two pictures; PSNR is infinite where they are equal."""
+
+    psnr_db: float
+    ssim: float
+    mse: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def distances(pictures: Tensor, exact: Tensor) -> list[Distance]:
+    """Returns the distance of each picture, [3, side, side] in -1..1."""
+    return [_distance(*pair) for pair in zip(pictures, exact, strict=True)]
+
+
+def _distance(picture: Tensor, exact: Tensor) -> Distance:
+    from skimage.metrics import (  # noqa: PLC0415  (optional)
+        mean_squared_error,
+        peak_signal_noise_ratio,
+        structural_similarity,
+    )
+
+    ours, theirs = picture.double().numpy(), exact.double().numpy()
+    mse = float(mean_squared_error(theirs, ours))
+    psnr = float(peak_signal_noise_ratio(theirs, ours, data_range=_RANGE)) if mse else float("inf")
+    ssim = structural_similarity(theirs, ours, data_range=_RANGE, channel_axis=0)
+    return Distance(psnr, float(ssim), mse)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.bench.cases import DTYPES
-from cocodiff_compile.lab.quality.sample import Sampling
+from cocodiff_compile.lab.quality.small_dit import Sampling
 from cocodiff_compile.v_major.payload import ROLES
 
 EXACT = "exact"

@@ -29,7 +29,6 @@ from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.fake_ranks import fake_ranks
-from cocodiff_compile.lab.simulate.pad_heads import parallelize_padded
 from cocodiff_compile.lab.simulate.program import (
     Program,
     eager_program,
@@ -38,6 +37,7 @@ from cocodiff_compile.lab.simulate.program import (
     simulated_costs,
 )
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape
+from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.topology.axes import Topology
 
 Piece: TypeAlias = "_EagerCalls | _Compiled"
@@ -45,13 +45,15 @@ Piece: TypeAlias = "_EagerCalls | _Compiled"
 
 @dataclass(frozen=True)
 class SimulatedCase:
-    """A model at a size on `num_ranks`, in Ulysses groups of `degree`."""
+    """A model at a size on `nodes`, in Ulysses groups of `degree` ranks, each on a `topology`."""
 
     shape: PublicShape
     resolution: int
+    max_layers: int | None
+    nodes: int
     num_ranks: int
     degree: int
-    max_layers: int | None = None
+    topology: Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,25 +127,45 @@ class CapturedStep:
 
 
 def capture_step(
-    case: SimulatedCase, ways: Mapping[str, Mapping[str, Any]], device: Device
+    case: SimulatedCase, ways: Mapping[str, CompileConfig], device: Device
 ) -> CapturedStep:
-    """Captures `case` once; `ways` are options of the backend, by name, which decides as it would
-    on `device`. Needs no cluster, no accelerator and no weights; leaves no process group behind.
+    """Captures `case` once; the backend decides as it would on `device`. Needs no cluster, no
+    accelerator and no weights; leaves no process group behind.
     """
     if torch.distributed.is_initialized():
         raise UserError("a process group is initialised; simulate needs a process of its own")
-    configs = {name: CompileConfig.from_options(options) for name, options in ways.items()}
     shape, degree = case.shape, case.degree
     mode, recorder = FakeTensorMode(allow_non_fake_inputs=True), _Recorder()
     with fake_ranks(case.num_ranks), _quiet(), torch.no_grad():
         with mode:
             model = shape.build(case.max_layers)
-            inputs = shape.inputs(case.resolution, degree)
+            inputs = shape.inputs(model, case.resolution, degree)
         parallelize_padded(model, shape.heads, degree)  # not under the mode: meshes are real
-        _compile_blocks(model, _backend(configs, device, recorder), recorder)
+        _compile_blocks(model, _backend(ways, device, recorder), recorder)
         with mode, recorder:
             model(**inputs)
     return recorder.step
+
+
+def padded_to(heads: int, degree: int) -> int:
+    """Returns the next number of heads that `degree` ranks can share."""
+    return -(-heads // degree) * degree
+
+
+def parallelize_padded(model: nn.Module, heads: int, degree: int) -> None:
+    """Calls `parallelize` as if each attention had the padded number of heads, since it refuses
+    fewer heads than ranks. That heads of zeros are added is an assumption, which the report states.
+    """
+    attentions: list[Any] = [
+        module for module in model.modules() if getattr(module, "heads", None) == heads
+    ]
+    for attention in attentions:
+        attention.heads = padded_to(heads, degree)
+    try:
+        parallelize(model, ulysses_degree=degree)
+    finally:
+        for attention in attentions:
+            attention.heads = heads
 
 
 _CHATTY_LOGGERS = ("diffusers", "diffusers.models.modeling_utils")
@@ -151,9 +173,7 @@ _CHATTY_LOGGERS = ("diffusers", "diffusers.models.modeling_utils")
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """diffusers calls context parallelism experimental, and torch one of its calls deprecated, at
-    each use; whoever simulates can change neither.
-    """
+    """Silences diffusers and torch about calls that whoever simulates cannot change."""
     loggers = [logging.getLogger(name) for name in _CHATTY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -192,9 +212,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Recorder) -> None:
-    """Compiles each repeated block in its place, as `Module.compile` does. Dynamo keeps graphs by
-    code: blocks of a kind share theirs.
-    """
+    """Compiles each repeated block in its place; Dynamo lets blocks of a kind share a graph."""
     torch.compiler.reset()  # graphs of another case count towards Dynamo's limit
     for blocks in model.children():
         if isinstance(blocks, nn.ModuleList):
@@ -206,11 +224,11 @@ def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Re
 
 
 def _backend(
-    configs: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
+    ways: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
 ) -> Callable[..., Any]:
     def compile_all(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         graphs: dict[str, Graph] = {}
-        for name, config in configs.items():
+        for name, config in ways.items():
 
             def keep(final: GraphModule, _inputs: Any, *, way: str = name, **_options: Any) -> Any:
                 graphs[way] = final.graph
@@ -234,11 +252,8 @@ def _stand_in(graph: Graph) -> Any:
     """Returns a callable whose results are like those of `graph`, which runs none of its nodes."""
     outputs = graph.output_node().args[0]
 
-    def call(*_args: Any) -> Any:
-        return pytree.tree_map_only(Node, lambda node: _empty_like(node.meta["val"]), outputs)
+    def empty(node: Node) -> torch.Tensor:
+        like = node.meta["val"]
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
-    return make_boxed_func(call)
-
-
-def _empty_like(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return make_boxed_func(lambda *_args: pytree.tree_map_only(Node, empty, outputs))

@@ -7,14 +7,16 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
-from cocodiff_compile.errors import UserError
+from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.given_values import shown
+from cocodiff_compile.lab.simulate.microbenchmark import Figure, format_microbenchmark, reproduce
+from cocodiff_compile.lab.simulate.plot import check_plot, plot_simulation
+from cocodiff_compile.lab.simulate.run import SimulateSettings, simulate
+from cocodiff_compile.lab.simulate.tables import format_simulation, simulation_data, trace_data
 
 
 def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command; what it needs is imported when it runs."""
     simulate = commands.add_parser(
         "simulate",
         help="simulate a step of a published model on a machine, flat and in phases",
@@ -34,12 +36,14 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_simulate(parsed: argparse.Namespace) -> int:
-    """Returns the exit status: 2 for what the user can fix."""
-    try:
-        _simulate(parsed)
-    except UserError as error:
-        print(f"cocodiff simulate: {error}", file=sys.stderr)
-        return 2
+    nodes = parse_nodes(parsed.nodes)
+    _check(parsed)
+    figures = reproduce() if parsed.microbenchmark or parsed.topology == "aurora" else []
+    if figures:
+        print("micro-benchmark, the only thing Aurora's links are fitted to")
+        print(format_microbenchmark(figures), end="\n\n", flush=True)
+    if not parsed.microbenchmark:
+        _simulate_model(parsed, nodes, figures)
     return 0
 
 
@@ -49,22 +53,6 @@ def parse_nodes(text: str) -> tuple[int, ...]:
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise UserError(f"--nodes is {shown(text)}; allowed: whole numbers from 1, such as 1,2,4,8")
     return tuple(dict.fromkeys(map(int, parts)))
-
-
-def _simulate(parsed: argparse.Namespace) -> None:
-    from cocodiff_compile.lab.simulate.microbenchmark import (  # noqa: PLC0415  (imports torch's compiler)
-        format_microbenchmark,
-        reproduce,
-    )
-
-    nodes = parse_nodes(parsed.nodes)
-    _check(parsed)
-    figures = reproduce() if parsed.microbenchmark or parsed.topology == "aurora" else []
-    if figures:
-        print("micro-benchmark, the only thing Aurora's links are fitted to")
-        print(format_microbenchmark(figures), end="\n\n", flush=True)
-    if not parsed.microbenchmark:
-        _simulate_model(parsed, nodes, figures)
 
 
 def _check(parsed: argparse.Namespace) -> None:
@@ -79,24 +67,13 @@ def _check(parsed: argparse.Namespace) -> None:
         if path is not None and not path.absolute().parent.is_dir():
             raise UserError(f"--{name} {path}: there is no folder {path.absolute().parent}")
     if parsed.plot is not None:
-        from cocodiff_compile.lab.simulate.plot import check_plot  # noqa: PLC0415  (optional)
-
         check_plot(parsed.plot)
 
 
-def _simulate_model(parsed: argparse.Namespace, nodes: tuple[int, ...], figures: list[Any]) -> None:
-    try:
-        import diffusers  # noqa: F401, PLC0415
-    except ImportError:
-        raise UserError("needs diffusers: pip install 'cocodiff-compile[diffusers]'") from None
-    from cocodiff_compile.lab.simulate.plot import plot_simulation  # noqa: PLC0415
-    from cocodiff_compile.lab.simulate.run import SimulateSettings, simulate  # noqa: PLC0415
-    from cocodiff_compile.lab.simulate.tables import (  # noqa: PLC0415
-        format_simulation,
-        simulation_data,
-    )
-    from cocodiff_compile.lab.simulate.trace import trace_data  # noqa: PLC0415
-
+def _simulate_model(
+    parsed: argparse.Namespace, nodes: tuple[int, ...], figures: list[Figure]
+) -> None:
+    need_package("diffusers", "diffusers")
     settings = SimulateSettings(
         topology=parsed.topology,
         nodes=nodes,
@@ -107,7 +84,7 @@ def _simulate_model(parsed: argparse.Namespace, nodes: tuple[int, ...], figures:
         device=parsed.device,
         all_plans=parsed.all_plans,
     )
-    result = simulate(settings, say=_say)
+    result = simulate(settings, lambda line: print(line, file=sys.stderr, flush=True))
     print(format_simulation(result))
     if parsed.json:
         parsed.json.write_text(json.dumps(simulation_data(result, figures), indent=1))
@@ -115,7 +92,3 @@ def _simulate_model(parsed: argparse.Namespace, nodes: tuple[int, ...], figures:
         parsed.trace.write_text(json.dumps(trace_data(result)))
     if parsed.plot:
         plot_simulation(result, parsed.plot)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -9,13 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cocodiff_compile.cost.exchanges import phase_seconds
-from cocodiff_compile.report.describe import format_table
+from cocodiff_compile.report.describe import format_rows
 from cocodiff_compile.topology.presets import aurora
 
 RANKS = 12
-FLAT = (("tile", "gpu"),)
-TILE, GPU = (("tile",),), (("gpu",),)
-PHASED = (*TILE, *GPU)
+Phases = tuple[tuple[str, ...], ...]
+FLAT: Phases = (("tile", "gpu"),)
+TILE: Phases = (("tile",),)
+GPU: Phases = (("gpu",),)
+PUBLISHED: tuple[tuple[str, float, float, Phases, Phases], ...] = (
+    ("flat", 48, 25.5, FLAT, ()),
+    ("phase 1, tile", 48, 0.5, TILE, ()),
+    ("phase 2, gpu", 48, 6.0, GPU, ()),
+    ("phase 1, tile", 3, 0.3, TILE, ()),
+    ("phase 2 / phase 1", 48, 6.0 / 0.5, GPU, TILE),
+    ("flat / both phases", 48, 25.5 / 6.5, FLAT, (*TILE, *GPU)),
+    ("flat / both phases", 24, 3.0, FLAT, (*TILE, *GPU)),
+    ("flat / both phases", 6, 1.0, FLAT, (*TILE, *GPU)),
+)
+"""Name, MB per rank, figure, the phases that it is the time of, and those of a ratio's base."""
 
 
 @dataclass(frozen=True)
@@ -33,52 +45,30 @@ class Figure:
         return self.simulated / self.published - 1
 
 
-def exchange_ms(phases: tuple[tuple[str, ...], ...], size_mb: float) -> float:
+def exchange_ms(phases: Phases, size_mb: float) -> float:
     """Returns the time of one exchange alone, its phases one after the other, without copies."""
     return sum(phase_seconds(aurora(RANKS), axes, size_mb * 1e6) for axes in phases) * 1e3
 
 
 def reproduce() -> list[Figure]:
     """Returns every published figure, times first, then ratios."""
-    return [
-        _time("flat", FLAT, 48, 25.5),
-        _time("phase 1, tile", TILE, 48, 0.5),
-        _time("phase 2, gpu", GPU, 48, 6.0),
-        _time("phase 1, tile", TILE, 3, 0.3),
-        _ratio("phase 2 / phase 1", GPU, TILE, 48, 6.0 / 0.5),
-        _ratio("flat / both phases", FLAT, PHASED, 48, 25.5 / 6.5),
-        _ratio("flat / both phases", FLAT, PHASED, 24, 3.0),
-        _ratio("flat / both phases", FLAT, PHASED, 6, 1.0),
-    ]
-
-
-def _time(
-    what: str, phases: tuple[tuple[str, ...], ...], size_mb: float, published: float
-) -> Figure:
-    return Figure(what, size_mb, "ms", published, exchange_ms(phases, size_mb))
-
-
-def _ratio(
-    what: str,
-    above: tuple[tuple[str, ...], ...],
-    below: tuple[tuple[str, ...], ...],
-    size_mb: float,
-    published: float,
-) -> Figure:
-    simulated = exchange_ms(above, size_mb) / exchange_ms(below, size_mb)
-    return Figure(what, size_mb, "x", published, simulated)
+    figures = []
+    for what, size_mb, published, phases, base in PUBLISHED:
+        simulated = exchange_ms(phases, size_mb) / (exchange_ms(base, size_mb) if base else 1)
+        figures.append(Figure(what, size_mb, "x" if base else "ms", published, simulated))
+    return figures
 
 
 def format_microbenchmark(figures: list[Figure]) -> str:
-    rows = [
-        (
-            figure.what,
-            f"{figure.size_mb:g}",
-            f"{figure.published:.2f} {figure.unit}",
-            f"{figure.simulated:.2f} {figure.unit}",
-            f"{figure.deviation:+.1%}",
-        )
-        for figure in figures
-    ]
-    headers = ("12 ranks, one exchange", "MB per rank", "published", "simulated", "deviation")
-    return format_table(headers, rows)
+    return format_rows(
+        [
+            {
+                "12 ranks, one exchange": figure.what,
+                "MB per rank": f"{figure.size_mb:g}",
+                "published": f"{figure.published:.2f} {figure.unit}",
+                "simulated": f"{figure.simulated:.2f} {figure.unit}",
+                "deviation": f"{figure.deviation:+.1%}",
+            }
+            for figure in figures
+        ]
+    )

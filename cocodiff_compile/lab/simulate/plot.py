@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -30,47 +31,33 @@ def _matplotlib() -> Any:
 
 def plot_simulation(simulation: Simulation, path: Path) -> None:
     """Writes the picture; its kind follows from the name."""
-    groups = _by_nodes(simulation.rows)
     figure = _matplotlib()(figsize=(2.5 + 0.8 * len(simulation.rows), 4.4), layout="constrained")
     axes = figure.subplots()
-    ticks: list[tuple[float, str]] = []
+    bars: dict[float, Row] = {}
     lines = max(row.way.count("|") for row in simulation.rows)
     left = 0.0
-    for rows in groups.values():
-        for place, row in enumerate(rows):
-            _bar(axes, left + place, row)
-            ticks.append((left + place, row.way.replace(" | ", "\n| ")))
+    for _, group in itertools.groupby(simulation.rows, key=lambda row: row.nodes):
+        rows = list(group)
+        bars.update((left + place, row) for place, row in enumerate(rows))
         _group_label(axes, left + (len(rows) - 1) / 2, rows[0], lines)
         left += len(rows) + 0.8
-    axes.set_xticks([x for x, _ in ticks], [label for _, label in ticks])
+    _draw_bars(axes, bars)
     _dress(axes, simulation)
     figure.savefig(path, dpi=150)
 
 
-def _by_nodes(rows: tuple[Row, ...]) -> dict[int, list[Row]]:
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.nodes, []).append(row)
-    return groups
-
-
-def _bar(axes: Any, x: float, row: Row) -> None:
-    compute, exposed = row.timeline.compute_s * 1e3, row.timeline.exposed_s * 1e3
-    first = x == 0
-    axes.bar(x, compute, 0.82, color=_COMPUTE, label="computation" if first else None)
-    axes.bar(
-        x,
-        exposed,
-        0.82,
-        bottom=compute,
-        color=_EXPOSED,
-        label="exposed communication" if first else None,
-    )
-    step = compute + exposed
-    text = (f"{step:.0f}" if step >= 100 else f"{step:.3g}") + (
-        "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
-    )
-    axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+def _draw_bars(axes: Any, bars: dict[float, Row]) -> None:
+    compute = [row.timeline.compute_s * 1e3 for row in bars.values()]
+    exposed = [row.timeline.exposed_s * 1e3 for row in bars.values()]
+    axes.bar(list(bars), compute, 0.82, color=_COMPUTE, label="computation")
+    label = "exposed communication"
+    axes.bar(list(bars), exposed, 0.82, compute, color=_EXPOSED, label=label)
+    for x, row in bars.items():
+        step = (row.timeline.compute_s + row.timeline.exposed_s) * 1e3
+        text = f"{step:.0f}" if step >= 100 else f"{step:.3g}"
+        text += "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
+        axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_xticks(list(bars), [row.way.replace(" | ", "\n| ") for row in bars.values()])
 
 
 def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
@@ -91,12 +78,9 @@ def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:
 def _dress(axes: Any, simulation: Simulation) -> None:
     settings = simulation.settings
     cut = "" if settings.max_layers is None else f" (--layers {settings.max_layers})"
-    axes.set_title(
-        f"{simulation.shape.title}{cut}, {settings.resolution} x {settings.resolution}, "
-        f"{settings.topology}: simulated",
-        loc="left",
-        fontsize=10,
-    )
+    size = f"{settings.resolution} x {settings.resolution}"
+    title = f"{simulation.shape.title}{cut}, {size}, {settings.topology}: simulated"
+    axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylabel("ms per step (simulated)")
     axes.margins(x=0.02, y=0.12)
     axes.spines[["top", "right"]].set_visible(False)

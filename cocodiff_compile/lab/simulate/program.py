@@ -56,9 +56,7 @@ def simulated_costs(device: Device, topology: Topology, graphs: Iterable[Graph])
 
 
 def graph_program(graph: Graph, costs: Costs) -> Program:
-    """Returns the program of a compiled graph. Raises InvariantError for a collective that the cost
-    model does not know.
-    """
+    """Returns the program of a compiled graph. Raises InvariantError for unknown collectives."""
     tasks = graph_tasks(graph, Recognition(), costs).tasks
     last = Task("results", "compute", (), light_s=unneeded_seconds(graph, costs))
     return Program((*tasks, last), _sent(graph, costs))
@@ -75,14 +73,11 @@ def joined(programs: Iterable[Program]) -> Program:
     sent: list[Sent] = []
     for program in programs:
         first = len(tasks)
-        tasks += [_moved(task, first) for task in program.tasks]
+        for task in program.tasks:
+            needs, borrows = (tuple(first + n for n in of) for of in (task.needs, task.borrows))
+            tasks.append(replace(task, needs=needs, borrows=borrows))
         sent += program.sent
     return Program(tuple(tasks), tuple(sent))
-
-
-def _moved(task: Task, by: int) -> Task:
-    needs, borrows = (tuple(by + place for place in of) for of in (task.needs, task.borrows))
-    return replace(task, needs=needs, borrows=borrows)
 
 
 def _sent(graph: Graph, costs: Costs) -> tuple[Sent, ...]:

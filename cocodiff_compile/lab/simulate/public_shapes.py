@@ -14,37 +14,11 @@ import torch
 from torch import nn
 
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab import small_model_inputs as inputs_of
+from cocodiff_compile.lab.small_model_inputs import InputMaker, Inputs
 from cocodiff_compile.lab.small_models import cast_parameters
 
 PIXELS_PER_TOKEN = 16
-
-Inputs = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class InputSizes:
-    """`side` counts tokens along one edge of the image."""
-
-    side: int
-    text_tokens: int
-
-    @property
-    def image_tokens(self) -> int:
-        return self.side * self.side
-
-    def tokens(self, channels: int) -> torch.Tensor:
-        return _empty(1, self.image_tokens, channels)
-
-    def text(self, channels: int) -> torch.Tensor:
-        return _empty(1, self.text_tokens, channels)
-
-
-def _empty(*shape: int) -> torch.Tensor:
-    return torch.empty(*shape, dtype=torch.bfloat16)
-
-
-def _one() -> torch.Tensor:
-    return torch.ones(1, dtype=torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -58,8 +32,9 @@ class PublicShape:
     heads: int
     head_size: int
     text_tokens: int
-    make_inputs: Callable[[InputSizes], Inputs]
+    make_inputs: Callable[[InputMaker], Inputs]
     config: Mapping[str, Any] = field(default_factory=dict)
+    """Settings whose default in diffusers is another."""
     splits_text: bool = True
     """Text tokens are shared out among the ranks, as in joint attention."""
     frames: int = 1
@@ -88,63 +63,19 @@ class PublicShape:
         cast_parameters(model, torch.bfloat16)
         return model.eval()
 
-    def inputs(self, resolution: int, degree: int) -> Inputs:
+    def inputs(self, model: nn.Module, resolution: int, degree: int) -> Inputs:
         """Returns the keyword arguments of `forward`."""
-        sizes = InputSizes(resolution // PIXELS_PER_TOKEN, self.text_tokens_for(degree))
-        return {**self.make_inputs(sizes), "return_dict": False}
-
-
-def _qwen_inputs(sizes: InputSizes) -> Inputs:
-    return {
-        "hidden_states": sizes.tokens(64),
-        "encoder_hidden_states": sizes.text(3584),
-        "encoder_hidden_states_mask": None,
-        "timestep": _one(),
-        "img_shapes": [[(1, sizes.side, sizes.side)]],
-    }
-
-
-def _flux_inputs(sizes: InputSizes) -> Inputs:
-    return {
-        "hidden_states": sizes.tokens(64),
-        "encoder_hidden_states": sizes.text(4096),
-        "pooled_projections": _empty(1, 768),
-        "timestep": _one(),
-        "guidance": _one(),
-        "img_ids": _empty(sizes.image_tokens, 3),
-        "txt_ids": _empty(sizes.text_tokens, 3),
-    }
-
-
-def _flux2_inputs(sizes: InputSizes) -> Inputs:
-    return {
-        "hidden_states": sizes.tokens(128),
-        "encoder_hidden_states": sizes.text(15360),
-        "timestep": _one(),
-        "guidance": _one(),
-        "img_ids": _empty(1, sizes.image_tokens, 4),
-        "txt_ids": _empty(1, sizes.text_tokens, 4),
-    }
-
-
-def _sd35_inputs(sizes: InputSizes) -> Inputs:
-    return {
-        "hidden_states": _empty(1, 16, 2 * sizes.side, 2 * sizes.side),
-        "encoder_hidden_states": sizes.text(4096),
-        "pooled_projections": _empty(1, 2048),
-        "timestep": _one(),
-    }
-
-
-WAN_FRAMES = 21  # of latents: 81 frames of video, four to one behind the first
-
-
-def _wan_inputs(sizes: InputSizes) -> Inputs:
-    return {
-        "hidden_states": _empty(1, 16, WAN_FRAMES, 2 * sizes.side, 2 * sizes.side),
-        "encoder_hidden_states": sizes.text(4096),
-        "timestep": _one(),
-    }
+        config: Any = model.config
+        maker = InputMaker(
+            next(model.parameters()).detach(),
+            self.num_tokens(resolution),
+            self.text_tokens_for(degree),
+            frames=self.frames,
+            latent_channels=config.in_channels,
+            text_channels=config.get("joint_attention_dim") or config.text_dim,
+            pooled_channels=config.get("pooled_projection_dim", 0),
+        )
+        return {**self.make_inputs(maker), "return_dict": False}
 
 
 PUBLIC_SHAPES: dict[str, PublicShape] = {
@@ -158,14 +89,7 @@ PUBLIC_SHAPES: dict[str, PublicShape] = {
             heads=24,
             head_size=128,
             text_tokens=256,
-            make_inputs=_qwen_inputs,
-            config={
-                "patch_size": 2,
-                "in_channels": 64,
-                "out_channels": 16,
-                "joint_attention_dim": 3584,
-                "axes_dims_rope": (16, 56, 56),
-            },
+            make_inputs=inputs_of.qwen_inputs,
         ),
         PublicShape(
             "flux",
@@ -175,15 +99,8 @@ PUBLIC_SHAPES: dict[str, PublicShape] = {
             heads=24,
             head_size=128,
             text_tokens=512,
-            make_inputs=_flux_inputs,
-            config={
-                "patch_size": 1,
-                "in_channels": 64,
-                "joint_attention_dim": 4096,
-                "pooled_projection_dim": 768,
-                "guidance_embeds": True,
-                "axes_dims_rope": (16, 56, 56),
-            },
+            make_inputs=lambda make: {**inputs_of.flux_inputs(make), "guidance": make.full(1.0)},
+            config={"guidance_embeds": True},
         ),
         PublicShape(
             "flux2",
@@ -193,13 +110,7 @@ PUBLIC_SHAPES: dict[str, PublicShape] = {
             heads=48,
             head_size=128,
             text_tokens=512,
-            make_inputs=_flux2_inputs,
-            config={
-                "in_channels": 128,
-                "joint_attention_dim": 15360,
-                "mlp_ratio": 3.0,
-                "axes_dims_rope": (32, 32, 32, 32),
-            },
+            make_inputs=inputs_of.flux2_inputs,
         ),
         PublicShape(
             "sd3.5",
@@ -209,16 +120,10 @@ PUBLIC_SHAPES: dict[str, PublicShape] = {
             heads=38,
             head_size=64,
             text_tokens=333,
-            make_inputs=_sd35_inputs,
+            make_inputs=inputs_of.sd3_inputs,
             max_resolution=192 * PIXELS_PER_TOKEN,
             config={
-                "sample_size": 128,
-                "patch_size": 2,
-                "in_channels": 16,
-                "out_channels": 16,
-                "joint_attention_dim": 4096,
                 "caption_projection_dim": 2432,
-                "pooled_projection_dim": 2048,
                 "pos_embed_max_size": 192,
                 "qk_norm": "rms_norm",
             },
@@ -231,10 +136,9 @@ PUBLIC_SHAPES: dict[str, PublicShape] = {
             heads=40,
             head_size=128,
             text_tokens=512,
-            make_inputs=_wan_inputs,
-            config={"patch_size": (1, 2, 2), "ffn_dim": 13824, "text_dim": 4096},
+            make_inputs=inputs_of.wan_inputs,
             splits_text=False,
-            frames=WAN_FRAMES,
+            frames=21,  # of latents: 81 frames of video, four to one behind the first
         ),
     )
 }

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from cocodiff_compile.cost.exchanges import traffic
 from cocodiff_compile.cost.timeline import Timeline
+from cocodiff_compile.devices.cuda import H100
 from cocodiff_compile.devices.device import Device
+from cocodiff_compile.devices.xpu import AURORA_TILE
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.show_topology import find_topology
-from cocodiff_compile.lab.simulate.capture import CapturedStep, SimulatedCase, capture_step
-from cocodiff_compile.lab.simulate.devices import device_for
-from cocodiff_compile.lab.simulate.pad_heads import padded_to
+from cocodiff_compile.lab.simulate.capture import SimulatedCase, capture_step, padded_to
 from cocodiff_compile.lab.simulate.program import Program, Sent
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape, check_resolution, find_shape
 from cocodiff_compile.lab.simulate.published import published_figure
@@ -24,10 +23,9 @@ from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.phases import format_phases
 from cocodiff_compile.topology.presets import PRESETS, ranks_per_node
 
+DEVICES = {device.name: device for device in (AURORA_TILE, H100)}
 LARGEST_DEFAULT_DEGREE = 48
-"""The largest degree of the paper, which runs degrees of 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes
-of Aurora.
-"""
+"""The largest degree of the paper, which runs 12, 24, 48 and 48 on 1, 2, 4 and 8 nodes."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +86,31 @@ def simulate(
     settings before anything is captured. Drops what torch.compile has compiled in this process.
     """
     shape = find_shape(settings.model)
-    device = device_for(settings.device, settings.topology)
+    device = _device(settings)
     cases = [_case(settings, shape, nodes) for nodes in settings.nodes]
-    topologies = [find_topology(settings.topology, case.degree) for case in cases]
     rows: list[Row] = []
-    for number, (nodes, case, topology) in enumerate(
-        zip(settings.nodes, cases, topologies, strict=True), start=1
-    ):
-        say(f"[{number}/{len(cases)}] nodes: {nodes}, ranks: {case.num_ranks}: capturing ...")
+    for number, case in enumerate(cases, start=1):
+        which = f"[{number}/{len(cases)}]"
+        say(f"{which} nodes: {case.nodes}, ranks: {case.num_ranks}: capturing ...")
         began = time.perf_counter()
-        programs, step = _capture(settings, case, device, topology)
+        ways = ways_for(case.topology, settings.topology, settings.all_plans)
+        step = capture_step(case, ways, device)
+        programs = {way: step.program(way, device, case.topology) for way in ways}
         say(
-            f"[{number}/{len(cases)}] {step.num_blocks} blocks from {len(step.graphs)} graphs in "
+            f"{which} {step.num_blocks} blocks from {len(step.graphs)} graphs in "
             f"{time.perf_counter() - began:.0f} s, {len(programs)} ways"
         )
-        rows += _rows(settings, nodes, case, topology, programs)
+        rows += _rows(settings, case, programs)
     notes = tuple(note for case in cases for note in _notes(case))
     return Simulation(settings, shape, device, tuple(rows), tuple(dict.fromkeys(notes)))
+
+
+def _device(settings: SimulateSettings) -> Device:
+    if settings.device is None:
+        return AURORA_TILE if settings.topology == "aurora" else H100
+    if settings.device not in DEVICES:
+        raise UserError(f"unknown device {settings.device!r}; known: {', '.join(DEVICES)}")
+    return DEVICES[settings.device]
 
 
 def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> SimulatedCase:
@@ -122,7 +128,9 @@ def _case(settings: SimulateSettings, shape: PublicShape, nodes: int) -> Simulat
             f"{[d for d in range(2, num_ranks + 1) if num_ranks % d == 0]}, or other nodes"
         )
     check_resolution(shape, settings.resolution, degree)
-    return SimulatedCase(shape, settings.resolution, num_ranks, degree, settings.max_layers)
+    topology = find_topology(settings.topology, degree)
+    sizes = settings.resolution, settings.max_layers
+    return SimulatedCase(shape, *sizes, nodes, num_ranks, degree, topology)
 
 
 def _ranks_per_node(source: str) -> int:
@@ -133,25 +141,14 @@ def _ranks_per_node(source: str) -> int:
     return topology.num_ranks // topology.axes[-1].size
 
 
-def _capture(
-    settings: SimulateSettings, case: SimulatedCase, device: Device, topology: Topology
-) -> tuple[dict[str, Program], CapturedStep]:
-    with tempfile.TemporaryDirectory() as folder:
-        ways = ways_for(topology, settings.topology, Path(folder), settings.all_plans)
-        step = capture_step(case, ways, device)
-    return {way: step.program(way, device, topology) for way in ways}, step
-
-
 def _rows(
-    settings: SimulateSettings,
-    nodes: int,
-    case: SimulatedCase,
-    topology: Topology,
-    programs: dict[str, Program],
+    settings: SimulateSettings, case: SimulatedCase, programs: dict[str, Program]
 ) -> list[Row]:
+    topology, nodes = case.topology, case.nodes
+    published = partial(published_figure, settings.model, settings.resolution, nodes)
+    is_papers = settings.topology == "aurora" and settings.max_layers is None
     timelines = {way: program.timeline() for way, program in programs.items()}
     num_exchanges = sum(sent.is_all_to_all for sent in programs[FLAT].sent)
-    is_papers = settings.topology == "aurora" and settings.max_layers is None
     rows = []
     for way, program in programs.items():
         exchanges = [sent for sent in program.sent if sent.is_all_to_all]
@@ -168,9 +165,7 @@ def _rows(
                 tuple(link_use(topology, program.sent)),
                 timelines[way],
                 timelines[FLAT].step_s / timelines[way].step_s,
-                published_figure(settings.model, settings.resolution, nodes, way)
-                if is_papers
-                else "",
+                published(way) if is_papers else "",
             )
         )
     return rows

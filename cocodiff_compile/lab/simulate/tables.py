@@ -1,4 +1,4 @@
-"""Writes a simulation as text for people and as plain data for JSON."""
+"""Writes a simulation as text for people, as plain data for JSON, and as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from cocodiff_compile.lab.simulate.microbenchmark import Figure
 from cocodiff_compile.lab.simulate.run import Row, Simulation
-from cocodiff_compile.report.describe import format_table
+from cocodiff_compile.report.chrome_trace import ChromeTrace
+from cocodiff_compile.report.describe import format_rows
 
 
 def format_simulation(simulation: Simulation) -> str:
@@ -35,60 +36,48 @@ def _head(simulation: Simulation) -> str:
 
 def _steps_table(rows: tuple[Row, ...]) -> str:
     has_published = any(row.published for row in rows)
-    headers = (
-        "nodes",
-        "ranks",
-        "degree",
-        "exchanges",
-        "phases",
-        "step ms",
-        "compute ms",
-        "exposed ms",
-        "exposed share",
-        "flat / this",
-        *(("published (another run, not simulated)",) if has_published else ()),
-    )
     cells = [
-        (
-            row.nodes,
-            row.num_ranks,
-            row.degree,
-            row.way,
-            row.phases,
-            f"{row.timeline.step_s * 1e3:.1f}",
-            f"{row.timeline.compute_s * 1e3:.1f}",
-            f"{row.timeline.exposed_s * 1e3:.1f}",
-            f"{row.timeline.exposed_share:.0%}",
-            f"{row.speedup:.2f}x",
-            *((row.published,) if has_published else ()),
-        )
+        {
+            "nodes": row.nodes,
+            "ranks": row.num_ranks,
+            "degree": row.degree,
+            "exchanges": row.way,
+            "phases": row.phases,
+            "step ms": f"{row.timeline.step_s * 1e3:.1f}",
+            "compute ms": f"{row.timeline.compute_s * 1e3:.1f}",
+            "exposed ms": f"{row.timeline.exposed_s * 1e3:.1f}",
+            "exposed share": f"{row.timeline.exposed_share:.0%}",
+            "flat / this": f"{row.speedup:.2f}x",
+            **({"published (another run, not simulated)": row.published} if has_published else {}),
+        }
         for row in rows
     ]
-    return "simulated step\n" + format_table(headers, cells)
+    return "simulated step\n" + format_rows(cells)
 
 
 def _links_table(rows: tuple[Row, ...]) -> str:
     cells = [
-        (
-            row.nodes,
-            row.way,
-            use.link,
-            f"{use.rank_bytes / 1e6:.1f}",
-            f"{use.messages:,}",
-            f"{row.messages_per_exchange:,.0f}" if number == 0 else "",
-        )
+        {
+            "nodes": row.nodes,
+            "exchanges": row.way,
+            "link": use.link,
+            "MB per rank": f"{use.rank_bytes / 1e6:.1f}",
+            "messages of the group": f"{use.messages:,}",
+            "messages per exchange": "" if number else f"{row.messages_per_exchange:,.0f}",
+        }
         for row in rows
         for number, use in enumerate(row.links)
     ]
-    headers = (
-        "nodes",
-        "exchanges",
-        "link",
-        "MB per rank",
-        "messages of the group",
-        "messages per exchange",
-    )
-    return "traffic of one step\n" + format_table(headers, cells)
+    return "traffic of one step\n" + format_rows(cells)
+
+
+def trace_data(simulation: Simulation) -> dict[str, Any]:
+    """Returns a Chrome trace with a process per case and way."""
+    trace = ChromeTrace()
+    for row in simulation.rows:
+        title = f"{row.nodes} nodes, {row.degree} ranks, {row.way} (simulated)"
+        trace.add_process(title, row.timeline)
+    return trace.to_json()
 
 
 def simulation_data(simulation: Simulation, figures: list[Figure]) -> dict[str, Any]:
