@@ -146,11 +146,6 @@ def describe_report(report: PipelineReport) -> dict[str, Any]:
     }
 
 
-def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
-    """Returns a table of rows that map the header of each column to a cell."""
-    return format_table(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""
-
-
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Returns columns of text, each as wide as its widest cell."""
     cells = [list(map(str, headers)), *(list(map(str, row)) for row in rows)]
@@ -160,7 +155,11 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
 
 
 def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
-    """Returns a table with a column per key; cells of keys that a row does not have are empty."""
+    """Returns a table with a column per key; cells of keys that a row does not have are empty. No rows,
+    no table.
+    """
+    if not rows:
+        return ""
     headers = list(dict.fromkeys(header for row in rows for header in row))
     return format_table(headers, [[row.get(header, "") for header in headers] for row in rows])
 
