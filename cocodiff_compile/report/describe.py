@@ -155,8 +155,8 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
 
 
 def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
-    """Returns a table with a column per key; cells of keys that a row does not have are empty. No rows,
-    no table.
+    """Returns a table with a column per key, empty cells for keys that a row lacks; of no rows,
+    nothing.
     """
     if not rows:
         return ""
