@@ -17,7 +17,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --durations 20
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations 20
 
 # A thousand random models through every pass, all ranks in one process.
 fuzz: $(STAMP)
