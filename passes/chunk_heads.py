@@ -2,11 +2,11 @@
 
 Needs     recognised sites; how many chunks each is to be cut into.
 Rewrites  the exchanges of a site, what stands between them and its attention, and the attention:
-          once per chunk. A way in sends the chunk's heads of every rank, taken out of what was
-          packed; a way out is unpacked per chunk and joined behind that. Chunks stand one after
-          the other, ways in where they were.
+          once per chunk. An input exchange sends the chunk's heads of every rank, taken out of what
+          was packed; an output exchange is unpacked per chunk and joined behind that. Chunks stand
+          one after the other, input exchanges where they were.
 Keeps     every value, bit for bit: heads do not see each other in an attention. As many bytes
-          travel as before, in more messages.
+          are sent as before, in more messages.
 Declines  a site whose heads cannot be followed from exchange to exchange, through ops that the
           table of `cut/rules.py` lists, or do not divide; one whose result is multiplied as a
           slice of a larger tensor, which chunks would join closer together.
@@ -44,27 +44,27 @@ class ChunkHeads:
     chunks: int | tuple[int, ...]
     name: str = "chunk-heads"
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:
         chunks = self.chunks
-        counts = (chunks,) * len(found.sites) if isinstance(chunks, int) else chunks
-        return chunk_heads(graph, found, dict(enumerate(counts)))
+        counts = (chunks,) * len(recognition.sites) if isinstance(chunks, int) else chunks
+        return chunk_heads(graph, recognition, dict(enumerate(counts)))
 
 
-def chunk_heads(graph: Graph, found: Recognition, counts: Mapping[int, int]) -> PassResult:
+def chunk_heads(graph: Graph, recognition: Recognition, counts: Mapping[int, int]) -> PassResult:
     """Cuts each site, by its place in the recognition, into as many chunks as `counts` says."""
     plans = {
-        place: plan_chunks(found.sites[place], count)
+        place: plan_chunks(recognition.sites[place], count)
         for place, count in counts.items()
         if count > 1
     }
-    sites = list(found.sites)
+    sites = list(recognition.sites)
     for place, plan in plans.items():
         if isinstance(plan, ChunkPlan):
             sites[place] = _Rewrite.of(graph, plan).run()
     declined = tuple(plan for plan in plans.values() if isinstance(plan, Declined))
     made = [plan.count for plan in plans.values() if isinstance(plan, ChunkPlan)]
     notes = tuple(f"{made.count(n)} attentions in {n} chunks" for n in sorted(set(made)))
-    return PassResult(bool(made), replace(found, sites=tuple(sites)), declined, notes)
+    return PassResult(bool(made), replace(recognition, sites=tuple(sites)), declined, notes)
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,13 @@ class ChunkPlan:
     site: UlyssesSite
     count: int
     steps: Mapping[Node, Step]
-    """The steps of the ways in, and of every node from there to the joined result."""
+    """The steps of the input exchanges, and of every node from there to the joined result."""
     region: tuple[Node, ...]
-    """The nodes computed per chunk, in graph order: from the waits in to what the way out sends."""
+    """The nodes computed per chunk, in graph order: from the waits of the input exchanges to what
+    the output exchange sends.
+    """
     unpacking: tuple[Node, ...]
-    """The nodes from the wait of the way out to its result."""
+    """The nodes from the wait of the output exchange to its result."""
 
 
 def plan_chunks(site: UlyssesSite, count: int) -> ChunkPlan | Declined:
@@ -96,7 +98,7 @@ def _plan(site: UlyssesSite, count: int) -> ChunkPlan:
         if not divides(count, heads):
             raise CutUnknown(f"a rank has {heads} heads of {leg.role.upper()}")
     steps: dict[Node, Step] = {}
-    for exchange in _ways_in(site):
+    for exchange in _input_exchanges(site):
         packed = bound(exchange.start)["input"]
         cut = _cut_of_packed(exchange, packed, count)
         refuse_symbolic_blocks(packed, cut)
@@ -113,8 +115,8 @@ def _plan(site: UlyssesSite, count: int) -> ChunkPlan:
     return ChunkPlan(site, count, steps, region, unpacking)
 
 
-def _ways_in(site: UlyssesSite) -> list[Exchange]:
-    return [item for item in site.exchanges if item.way == "in"]
+def _input_exchanges(site: UlyssesSite) -> list[Exchange]:
+    return [item for item in site.exchanges if item.direction == "in"]
 
 
 def _cut_of_packed(exchange: Exchange, packed: Node, count: int) -> Cut:
@@ -169,7 +171,7 @@ class _Rewrite:
 
     def run(self) -> UlyssesSite:
         site, out = self.plan.site, self.plan.site.o.exchange
-        for exchange in _ways_in(site):
+        for exchange in _input_exchanges(site):
             self._emit([exchange.start], exchange.start)
         self._emit((*self.plan.region, out.start), out.start)
         self._emit(self.plan.unpacking, self.plan.unpacking[0])
@@ -204,7 +206,7 @@ class _Rewrite:
     def _chunked(self, exchange: Exchange, joined: Node) -> Exchange:
         chunks = tuple(self._chunk_of(exchange, number) for number in range(self.plan.count))
         first, last = chunks[0], chunks[-1]
-        result = first.result if exchange.way == "in" else joined
+        result = first.result if exchange.direction == "in" else joined
         return replace(
             exchange,
             start=first.start,
@@ -219,7 +221,7 @@ class _Rewrite:
         start = self.chunks.chunk(exchange.start, number)
         splits = bound(start)["input_split_sizes"]
         source, scatter_dim = bound(start)["input"], 0
-        if exchange.way == "out":
+        if exchange.direction == "out":
             source, scatter_dim = self.chunks.chunk(exchange.source, number), exchange.scatter_dim
         return replace(
             exchange,
@@ -235,7 +237,7 @@ class _Rewrite:
     def _erase(self) -> None:
         """Erases what the chunks replace; waits are side effects, which nothing else removes."""
         site = self.plan.site
-        starts = [item.start for item in _ways_in(site)]
+        starts = [item.start for item in _input_exchanges(site)]
         old = (*starts, *self.plan.region, site.o.exchange.start, *self.plan.unpacking)
         for node in reversed(old):
             self.graph.erase_node(node)

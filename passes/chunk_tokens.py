@@ -1,18 +1,18 @@
 """chunk-tokens: run what lies between attentions per chunk of this rank's tokens.
 
 Needs     recognised sites, in chunks of heads or not; in how many chunks tokens are to be cut.
-Rewrites  the queries of every attention, and all that is computed row by row from there on: ways
-          out, projections, norms, MLPs, the next attention's ways in. Keys and values are joined
-          again in front of their attention.
+Rewrites  the queries of every attention, and all that is computed row by row from there on:
+          output exchanges, projections, norms, MLPs, the next attention's input exchanges. Keys and
+          values are joined again in front of their attention.
 Keeps     every value: rows do not see each other in any of this. Bit for bit where the library
           that multiplies computes a row alike whatever stands beside it, as on CPU. As many bytes
-          travel as before, in more messages.
-Declines  a site whose tokens cannot be followed from its queries through its way out, through ops
-          that the table of `cut/rules.py` lists.
+          are sent as before, in more messages.
+Declines  a site whose tokens cannot be followed from its queries through its output exchange,
+          through ops that the table of `cut/rules.py` lists.
 
     exchange -> [S, C] -> projection, norm, MLP [S, C] -> exchange
     n times:    [s, C] -> projection, norm, MLP [s, C] -> exchange: one chunk computes while others
-    travel
+    are sent
 """
 
 from __future__ import annotations
@@ -87,34 +87,33 @@ class ChunkTokens:
     attentions: tuple[int, ...] | None = None
     name: str = "chunk-tokens"
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:
         if self.attentions is None:
-            plan, declined = plan_cuttable(graph, found.sites, self.chunks)
+            plan, declined = plan_cuttable(graph, recognition.sites, self.chunks)
         else:
-            sites = [found.sites[place] for place in self.attentions]
+            sites = [recognition.sites[place] for place in self.attentions]
             plan, declined = plan_tokens(graph, sites, self.chunks), ()
-        return replace(chunk_tokens(graph, found, plan), declined=declined)
+        return replace(chunk_tokens(graph, recognition, plan), declined=declined)
 
 
-def chunk_tokens(graph: Graph, found: Recognition, plan: CutPlan) -> PassResult:
-    """Computes chunk by chunk what is in the plan."""
+def chunk_tokens(graph: Graph, recognition: Recognition, plan: CutPlan) -> PassResult:
+    """Rewrites the graph so that what is in the plan is computed chunk by chunk."""
     if not plan.steps:
         return PassResult(False)
     made = _Rewrite(graph, plan.steps).run()
     graph.eliminate_dead_code()
-    recognition = replace(found, sites=tuple(map(made.site, found.sites)))
+    sites = tuple(map(made.site, recognition.sites))
     cut = sum(
-        site.attention != old.attention
-        for site, old in zip(recognition.sites, found.sites, strict=True)
+        site.attention != old.attention for site, old in zip(sites, recognition.sites, strict=True)
     )
     note = f"tokens of {cut} attentions in {plan.count} chunks"
-    return PassResult(True, recognition, notes=(note,))
+    return PassResult(True, replace(recognition, sites=sites), notes=(note,))
 
 
 def plan_cuttable(
     graph: Graph, sites: Sequence[UlyssesSite], count: int
 ) -> tuple[CutPlan, tuple[Declined, ...]]:
-    """Returns the plan for all sites whose chunks reach their way out, and declines the others."""
+    """Returns the plan for all sites whose chunks reach their output exchange. Declines others."""
     plan = plan_tokens(graph, sites, count)
     declined = {}
     for site in sites:
@@ -131,7 +130,7 @@ def plan_cuttable(
 
 
 def _behind(site: UlyssesSite) -> Iterable[Node]:
-    """Returns the nodes from the attention to the way out, in graph order."""
+    """Returns the nodes from the attention to the output exchange, in graph order."""
     ends = {piece.start for piece in site.o.exchange.pieces}
     found = dict.fromkeys(site.attention.nodes)
     stack = list(found)

@@ -15,8 +15,8 @@ Declines  an attention that has some of its exchanges but is not Ulysses as draw
     v  projection(s) -----------------> pack -> all_to_all -> wait -> unpack --+               |
     o  projection(s) <- unpack <- wait <- all_to_all <- pack <---------------------------------+
 
-    way in   [B, S, H, D] -> [B, N, h, D]   scatters heads,  gathers tokens
-    way out  [B, N, h, D] -> [B, S, H, D]   scatters tokens, gathers heads
+    input exchange   [B, S, H, D] -> [B, N, h, D]   scatters heads,  gathers tokens
+    output exchange  [B, N, h, D] -> [B, S, H, D]   scatters tokens, gathers heads
 
 Roles come from the data flow: which operand of the attention an exchange feeds. Q, K and V may
 share one exchange. Pack and unpack may be any chain of views, copies and slices; layouts are
@@ -49,7 +49,7 @@ class RecognizeUlysses:
 
     name: str = "recognize-ulysses"
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:  # noqa: ARG002
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:  # noqa: ARG002
         return PassResult(changed=False, recognition=recognize(graph))
 
 

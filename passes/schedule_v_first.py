@@ -27,7 +27,7 @@ class ScheduleVFirst:
     order: tuple[int, ...]
     name: str = "schedule-v-first"
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:  # noqa: ARG002
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:  # noqa: ARG002
         anchors = [node for node in graph.nodes if is_anchor(node)]
         if sorted(self.order) != list(range(len(anchors))):
             raise UserError(

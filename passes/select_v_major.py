@@ -35,7 +35,7 @@ from cocodiff_compile.ir.aten import WAIT, aten, bound, emit, shape_of, size_byt
 from cocodiff_compile.ir.collectives import waits_behind
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.inline import Inliner
-from cocodiff_compile.ir.layout import Size, known
+from cocodiff_compile.ir.layout import Size, static_size
 from cocodiff_compile.ir.records import (
     Declined,
     Exchange,
@@ -72,10 +72,10 @@ class SelectVMajor:
     """The reason why each attention is left as it is; an empty string where it is rewritten."""
     name: str = "select-v-major"
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:
         rewriting = _Rewriting(Inliner(graph), self)
-        self.check_layers(found.sites)
-        for index, site in enumerate(found.sites):
+        self.check_layers(recognition.sites)
+        for index, site in enumerate(recognition.sites):
             if reason := self._why_uncoded(index):
                 declined = Declined(site.attention.output, reason, site.module_path)
                 rewriting.declined.append(declined)
@@ -87,7 +87,7 @@ class SelectVMajor:
         rewriting.erase()
         if self.payload.skipped_share and rewriting.rewritten:
             sort_topologically(graph)
-        recognition = found.with_exchanges(rewriting.rewritten)
+        recognition = recognition.with_exchanges(rewriting.rewritten)
         recognition = with_nodes(recognition, rewriting.replaced)
         note = (
             f"{len(rewriting.rewritten)} exchanges ({self.payload}) cache "
@@ -97,13 +97,13 @@ class SelectVMajor:
             bool(rewriting.rewritten), recognition, tuple(rewriting.declined), (note,)
         )
 
-    def rewrites_any(self, found: Recognition) -> bool:
+    def rewrites_any(self, recognition: Recognition) -> bool:
         """Returns whether the pass would change the graph at all."""
-        self.check_layers(found.sites)
+        self.check_layers(recognition.sites)
         return any(
             not self._why_uncoded(index)
             and any(_can_cache(item, self.cached_roles_of(index, site)) for item in site.exchanged)
-            for index, site in enumerate(found.sites)
+            for index, site in enumerate(recognition.sites)
         )
 
     def _why_uncoded(self, index: int) -> str:
@@ -144,7 +144,7 @@ class _Rewriting:
     @property
     def cache_bytes(self) -> int:
         """Returns the bytes of all caches."""
-        return sum(known(size_bytes(node)) or 0 for node in self.caches)
+        return sum(static_size(size_bytes(node)) or 0 for node in self.caches)
 
     def rewrite(self, site: UlyssesSite, cached_roles: CachedRoles, skipped_share: float) -> None:
         """Rewrites the exchanges of one attention, without the `skipped_share` of its tokens."""
@@ -284,8 +284,8 @@ def _most_bits(payload: Payload, roles: Iterable[Role]) -> int:
 
 def _why_not(piece: Exchange, group: Size) -> str:
     shape = shape_of(bound(piece.start)["input"])
-    elements = known(group)
-    if any(known(size) is None for size in shape) or elements is None:
+    elements = static_size(group)
+    if any(static_size(size) is None for size in shape) or elements is None:
         return f"what is exchanged has symbolic sizes {tuple(shape)}: compile with dynamic=False"
     if elements % GROUP_MULTIPLE:
         return f"heads of {elements} elements: {GROUP_MULTIPLE} do not divide them"

@@ -28,7 +28,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
 )
 from cocodiff_compile.ir.graph_pass import PassResult
-from cocodiff_compile.ir.layout import known, same
+from cocodiff_compile.ir.layout import same, static_size
 from cocodiff_compile.ir.parts import part_of
 from cocodiff_compile.ir.records import Recognition, UlyssesSite
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -42,28 +42,28 @@ class SplitProjections:
 
     name: str = "split-projections"
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:
-        number = split_projections(graph, found)
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:
+        number = split_projections(graph, recognition)
         if not number:
             return PassResult(changed=False)
         graph.eliminate_dead_code()
         return PassResult(True, recognize(graph), notes=(f"{number} fused projections",))
 
 
-def fused_projections(found: Recognition) -> dict[Node, UlyssesSite]:
+def fused_projections(recognition: Recognition) -> dict[Node, UlyssesSite]:
     """GEMMs that make V together with something else."""
     return {
         item.node: site
-        for site in found.sites
+        for site in recognition.sites
         for item in site.v.projections
         if item.is_fused and item.node.target in _GEMMS
     }
 
 
-def split_projections(graph: Graph, found: Recognition) -> int:
+def split_projections(graph: Graph, recognition: Recognition) -> int:
     """Splits every fused projection that can be; how many there were."""
     number = 0
-    for gemm, site in fused_projections(found).items():
+    for gemm, site in fused_projections(recognition).items():
         parts = _parts(gemm, site)
         if len(parts) > 1:
             for part in parts:
@@ -83,13 +83,13 @@ class _Columns:
 
 def _parts(gemm: Node, site: UlyssesSite) -> list[list[_Columns]]:
     """The tensors that read a GEMM, by the GEMM each is to get; none if that cannot be told."""
-    width = known(shape_of(gemm)[-1])
+    width = static_size(shape_of(gemm)[-1])
     if width is None:
         return []
     found = sorted(_readers(_Columns(gemm, 0, width)), key=lambda item: item.begin)
     if any(first.end > second.begin for first, second in itertools.pairwise(found)):
         return []
-    if any(sum(known(size) is None for size in shape_of(item.node)) > 1 for item in found):
+    if any(sum(static_size(size) is None for size in shape_of(item.node)) > 1 for item in found):
         return []
     if gemm.target is aten.addmm.default and not shape_of(bound(gemm)["self"]):
         return []
@@ -140,7 +140,7 @@ def _picked(split: _Columns) -> Iterator[_Columns]:
 
 def _taken(columns: _Columns, node: Node) -> _Columns | None:
     part = part_of(node)
-    if part is None or known(part.start) is None or known(part.length) is None:
+    if part is None or static_size(part.start) is None or static_size(part.length) is None:
         return None
     if len(shape_of(node)) != len(shape_of(part.whole)):
         return None
@@ -168,7 +168,7 @@ def _rewrite(graph: Graph, gemm: Node, part: Sequence[_Columns]) -> None:
                 first = item.begin - begin
                 last = first + item.end - item.begin
                 shown = emit(graph, aten.slice.Tensor, apart, 1, first, last, like=gemm)
-            shape = [-1 if (size := known(s)) is None else size for s in shape_of(item.node)]
+            shape = [-1 if (size := static_size(s)) is None else size for s in shape_of(item.node)]
             if len(shape) != len(shape_of(shown)):
                 shown = emit(graph, aten.reshape.default, shown, shape, like=gemm)
             item.node.replace_all_uses_with(shown)

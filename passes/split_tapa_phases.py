@@ -57,8 +57,8 @@ class SplitTapaPhases:
     phases: Mapping[tuple[str, int], Phases]
     name: str = "split-tapa-phases"
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:
-        pieces = flat_pieces(found)
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:
+        pieces = flat_pieces(recognition)
         for item in pieces:
             if exchange_key(item) not in self.phases:
                 raise UserError(
@@ -74,12 +74,12 @@ class SplitTapaPhases:
         rewritten = split_exchanges(graph, phased)
         counts = Counter(map(format_phases, plans))
         notes = tuple(f"{number} exchanges: {plan}" for plan, number in counts.items())
-        return PassResult(bool(phased), found.with_exchanges(rewritten), notes=notes)
+        return PassResult(bool(phased), recognition.with_exchanges(rewritten), notes=notes)
 
 
-def flat_pieces(found: Recognition) -> list[Exchange]:
+def flat_pieces(recognition: Recognition) -> list[Exchange]:
     """The exchanges that run in one phase so far, chunk by chunk."""
-    return [item for site in found.sites for item in site.pieces if not item.phases]
+    return [item for site in recognition.sites for item in site.pieces if not item.phases]
 
 
 def exchange_key(exchange: Exchange) -> tuple[str, int]:
@@ -88,10 +88,12 @@ def exchange_key(exchange: Exchange) -> tuple[str, int]:
 
 
 def _in_order(exchange: Exchange, phases: Phases) -> Phases:
-    """The way out mirrors the way in: a way in packs before its first phase anyway, a way out
+    """Returns the phases in the order in which this exchange runs them.
+
+    The output exchange mirrors the input exchanges: those pack before their first phase anyway, it
     unpacks after its last, and the other end may be free of copies.
     """
-    return phases if exchange.way == "in" else phases[::-1]
+    return phases if exchange.direction == "in" else phases[::-1]
 
 
 def split_exchanges(

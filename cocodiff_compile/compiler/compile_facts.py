@@ -16,13 +16,13 @@ from cocodiff_compile.topology.phases import format_phases
 
 
 def captured_facts(
-    graph: Graph, found: Recognition, group: str, config: CompileConfig, sizes: SizeTexts
+    graph: Graph, recognition: Recognition, group: str, config: CompileConfig, sizes: SizeTexts
 ) -> Facts:
     """Returns the settings, and the collectives over one group as captured.
 
     A recognised exchange has the same shape on every rank; what else a graph holds may not.
     """
-    exchanges = {item.start for site in found.sites for item in site.exchanges}
+    exchanges = {item.start for site in recognition.sites for item in site.exchanges}
     nodes = collectives_by_group(graph)[group]
     lines = [_line(node, sizes if node in exchanges else None) for node in nodes]
     kinds = dict.fromkeys(value_of(node.all_input_nodes[0]).device.type for node in nodes)
@@ -36,13 +36,13 @@ def captured_facts(
     ]
 
 
-def planned_facts(graph: Graph, found: Recognition, sizes: SizeTexts) -> dict[str, Facts]:
+def planned_facts(graph: Graph, recognition: Recognition, sizes: SizeTexts) -> dict[str, Facts]:
     """Returns, by the group they were captured over, every exchange with its chunks and phases, and
     all collectives in the order of the graph.
     """
     lines: dict[str, list[str]] = {}
     group_of: dict[Node, str] = {}
-    for item in (item for site in found.sites for item in site.exchanges):
+    for item in (item for site in recognition.sites for item in site.exchanges):
         piece = item.pieces[0]
         plan = format_phases([phase.axes for phase in piece.phases])
         chunks = f", in {len(item.chunks)} chunks" if item.chunks else ""

@@ -150,7 +150,7 @@ class _Plan:
 
 
 def _plan(
-    found: Recognition,
+    recognition: Recognition,
     compilation: Compilation,
     differ: Differ,
     given: Mapping[str, Decision],
@@ -158,13 +158,13 @@ def _plan(
 ) -> _Plan:
     """Returns how a graph is compiled: as an earlier compile decided, if that is given for it."""
     config, dry_run = compilation.config, compilation.dry_run
-    if not found.sites:
+    if not recognition.sites:
         return _Plan(Deciding(config), lambda _kind: Deciding(config))
     if config.decision is None:
-        return _new_plan(found, compilation, differ)
+        return _new_plan(recognition, compilation, differ)
     config.decision.refuse_other(config.made_with(dry_run))
     if given:
-        return _given_plan(found, compilation, given)
+        return _given_plan(recognition, compilation, given)
     if alone and not dry_run and ranks_are_real():
         _say_not_given("a graph with these shapes")
         return _Plan(Deciding(config), lambda _kind: Deciding(config))  # nobody to measure with
@@ -174,7 +174,7 @@ def _plan(
         "option 'decision': the file holds no decision for a graph of this model, with these "
         "shapes: it is decided now; save the decisions again to include it",
     )
-    return _new_plan(found, compilation, differ)
+    return _new_plan(recognition, compilation, differ)
 
 
 def _say_not_given(what: str) -> None:
@@ -186,46 +186,48 @@ def _say_not_given(what: str) -> None:
     )
 
 
-def _new_plan(found: Recognition, compilation: Compilation, differ: Differ) -> _Plan:
+def _new_plan(recognition: Recognition, compilation: Compilation, differ: Differ) -> _Plan:
     """Returns a plan whose choices are still to be made. The machine, and what things cost on it,
     are looked for only if something is to be decided by them.
     """
     config, dry_run = compilation.config, compilation.dry_run
-    is_ordering = _is_ordering(found, config)
+    is_ordering = _is_ordering(recognition, config)
     is_placed = config.tapa_mode != "off" or is_ordering
-    machines = find_machines(found, config.topology, dry_run) if is_placed else {}
+    machines = find_machines(recognition, config.topology, dry_run) if is_placed else {}
     costs = None
     if is_ordering:
-        device = compilation.device or find_device(found, dry_run)
+        device = compilation.device or find_device(recognition, dry_run)
         costs = Costs(device, machines, config.tapa_mode)
     deciding = _with_v_major(Deciding(config, costs, machines, differ))
     select = deciding.select
     if select is None:
         return _Plan(deciding, lambda _kind: deciding)
-    uncoded = choose_uncoded(select, found, deciding.budget_bytes, deciding.worth)
-    if not replace(select, uncoded=uncoded).rewrites_any(found):
+    uncoded = choose_uncoded(select, recognition, deciding.budget_bytes, deciding.worth)
+    if not replace(select, uncoded=uncoded).rewrites_any(recognition):
         return _Plan(deciding, lambda _kind: deciding)
-    usual = replace(costs, sent_share=_sent_share(found, select.payload)) if costs else None
+    usual = replace(costs, sent_share=_sent_share(recognition, select.payload)) if costs else None
     cutting = replace(deciding, costs=usual, keeps_whole=bool(select.payload.skipped_share))
     return _Plan(cutting, lambda _kind: deciding, selects=True)
 
 
 def _given_plan(
-    found: Recognition, compilation: Compilation, given: Mapping[str, Decision]
+    recognition: Recognition, compilation: Compilation, given: Mapping[str, Decision]
 ) -> _Plan:
     """Returns the plan of an earlier compile. A kind of step that is not given is cut and coded as
     the others are, and otherwise left as captured: nothing is measured.
     """
     config = compilation.config
-    refuse_misfit(given, found)
+    refuse_misfit(given, recognition)
     first = next(iter(given.values()))
     uncoded = next((item.uncoded for kind, item in given.items() if kind != EXACT), first.uncoded)
     phased = [item for item in given.values() if item.is_phased]
-    machines = find_machines(found, phased[0].topologies, compilation.dry_run) if phased else {}
+    machines = (
+        find_machines(recognition, phased[0].topologies, compilation.dry_run) if phased else {}
+    )
     other = replace(first, uncoded=uncoded, phases=(), topologies=(), order=None)
     deciding = _with_v_major(Deciding(config, machines=machines, given=other))
     select = deciding.select
-    selects = select is not None and replace(select, uncoded=uncoded).rewrites_any(found)
+    selects = select is not None and replace(select, uncoded=uncoded).rewrites_any(recognition)
 
     def ordering_of(kind: str) -> Deciding:
         if kind not in given:
@@ -261,30 +263,30 @@ def _tells_calls_apart() -> bool:
     return not is_frozen
 
 
-def _sent_share(found: Recognition, usual: Payload) -> float:
+def _sent_share(recognition: Recognition, usual: Payload) -> float:
     """Returns the part of the exchanged bytes that is sent in most steps."""
-    query = found.sites[0].q
+    query = recognition.sites[0].q
     element_bits = 8 * value_of(query.exchange.start).element_size()
     return usual.sent_share(element_bits, optimization_hint(query.head_size))
 
 
-def _rows_differ(found: Recognition, dry_run: bool, alone: bool) -> Differ:
+def _rows_differ(recognition: Recognition, dry_run: bool, alone: bool) -> Differ:
     """Returns the trial of rows on the device. A dry run takes all rows for exact."""
-    if not found.sites or dry_run or not ranks_are_real():
+    if not recognition.sites or dry_run or not ranks_are_real():
         return lambda _: ""
-    group = found.sites[0].q.exchange.group
+    group = recognition.sites[0].q.exchange.group
     return functools.partial(rows_differ_on_any, group=group, alone=alone)
 
 
-def _kind_of_device(found: Recognition) -> DeviceKind:
+def _kind_of_device(recognition: Recognition) -> DeviceKind:
     """Returns the kind of device that computes the attentions."""
-    return device_kind(value_of(found.sites[0].q.exchange.start).device.type)
+    return device_kind(value_of(recognition.sites[0].q.exchange.start).device.type)
 
 
-def _is_ordering(found: Recognition, config: CompileConfig) -> bool:
+def _is_ordering(recognition: Recognition, config: CompileConfig) -> bool:
     """Returns whether exchanges are to hide behind computation, and can."""
     if not config.v_first or "schedule-v-first" in config.disable:
         return False
-    if reason := _kind_of_device(found).why_no_overlap():
+    if reason := _kind_of_device(recognition).why_no_overlap():
         say_once(log, logging.WARNING, reason)
     return not reason

@@ -25,13 +25,13 @@ _found: PerWorld[dict[tuple[int, ...], Topology]] = PerWorld(dict)
 
 
 def find_machines(
-    found: Recognition, source: str | Topology | Sequence[Topology], dry_run: bool
+    recognition: Recognition, source: str | Topology | Sequence[Topology], dry_run: bool
 ) -> dict[str, Machine]:
     """Returns the machine under each group, by the group's name; `source` is one for all groups, or
     one for each. On a live group all ranks call this at the same time; a dry run sees a measured
     machine once a live compile has measured it.
     """
-    groups = {item.group: item for site in found.sites for item in site.exchanges}
+    groups = {item.group: item for site in recognition.sites for item in site.exchanges}
     sources: Sequence[str | Topology]
     sources = [source] * len(groups) if isinstance(source, (str, Topology)) else source
     return {

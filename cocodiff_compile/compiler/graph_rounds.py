@@ -43,24 +43,24 @@ class GraphRounds:
     rounds: CompileRounds | None
     """None if this rank compiles alone: its groups have agreed on the graph before."""
 
-    def compare_planned(self, graph: Graph, found: Recognition, decision: Decision) -> None:
+    def compare_planned(self, graph: Graph, recognition: Recognition, decision: Decision) -> None:
         """Compares what was decided, and what the passes left, before code is made of it."""
         if self.rounds is not None:
             sizes = SizeTexts()
-            planned = planned_facts(graph, found, sizes)
+            planned = planned_facts(graph, recognition, sizes)
             decided = [(f"the decision on {what}", value) for what, value in decision.lines]
-            exchanging = {item.group for site in found.sites for item in site.exchanges}
+            exchanging = {item.group for site in recognition.sites for item in site.exchanges}
             facts = {
                 name: [*sizes.as_compiled(own), *(decided if name in exchanging else ())]
                 for name, own in planned.items()
             }
             self.rounds.compare("planned", facts)
 
-    def plans(self, graph: Graph, found: Recognition) -> SizedPlans | None:
+    def plans(self, graph: Graph, recognition: Recognition) -> SizedPlans | None:
         """Returns what calls of the graph communicate; None with nobody to compare it with."""
         if not self.groups:
             return None
-        planned = planned_facts(graph, found, self.sizes)
+        planned = planned_facts(graph, recognition, self.sizes)
         return SizedPlans(
             facts_by_ranks(self.groups, self.captured),
             facts_by_ranks(self.groups, planned),
@@ -82,7 +82,7 @@ def checked(run: Any, plans: SizedPlans | None) -> Any:
 @contextmanager
 def graph_rounds(
     graph: Graph,
-    found: Recognition,
+    recognition: Recognition,
     config: CompileConfig,
     dry_run: bool,
     kind: str = "",
@@ -99,7 +99,7 @@ def graph_rounds(
     if is_among_ranks and not groups:
         mark_local_attempt()
     sizes = SizeTexts()
-    captured = {name: captured_facts(graph, found, name, config, sizes) for name in groups}
+    captured = {name: captured_facts(graph, recognition, name, config, sizes) for name in groups}
     if config.decision is not None and not kind:
         held = ("the steps for which a decision is given", ", ".join(sorted(given)) or "none")
         captured = {name: [held, *own] for name, own in captured.items()}

@@ -38,9 +38,9 @@ _SHARE_S = 0.1
 _measured: PerWorld[dict[tuple[str, torch.dtype], Device]] = PerWorld(dict)
 
 
-def find_device(found: Recognition, dry_run: bool) -> Device:
+def find_device(recognition: Recognition, dry_run: bool) -> Device:
     """Returns the rates of the device of the attentions. All live ranks call this at once."""
-    exchange = found.sites[0].q.exchange
+    exchange = recognition.sites[0].q.exchange
     value = value_of(exchange.start)
     key = (value.device.type, value.dtype)
     known = _measured.get()

@@ -87,14 +87,14 @@ class _SelectiveGraph:
 
     def compile_later(self, payload: Payload | None) -> Variant:
         """Compiles another kind of step between calls, outside of Dynamo."""
-        found, compilation = self.report.recognition, self.finish.compilation
+        recognition, compilation = self.report.recognition, self.finish.compilation
         kind = str(payload or EXACT)
         with (
             reports_failures(),
             compiling_later(self.example_inputs),
             inductor_settings(compilation.inductor_settings),
             graph_rounds(
-                self.gm.graph, found, compilation.config, compilation.dry_run, kind
+                self.gm.graph, recognition, compilation.config, compilation.dry_run, kind
             ) as rounds,
         ):
             return self.compile(payload, rounds)
@@ -121,11 +121,11 @@ class _SelectiveGraph:
         return Variant(compiled, caches, sent_bytes)
 
     def _copy(self, kind: str) -> tuple[GraphModule, PipelineReport]:
-        graph, found = copied(self.gm.graph, self.report.recognition)
+        graph, recognition = copied(self.gm.graph, self.report.recognition)
         gm = GraphModule(self.gm, graph)
         gm.meta = dict(self.gm.meta)
         last = self.report.passes[-1]
-        record = replace(last, result=replace(last.result, recognition=found))
+        record = replace(last, result=replace(last.result, recognition=recognition))
         passes = (*self.report.passes[:-1], record)
         return gm, replace(self.report, passes=passes, kind=kind)
 

@@ -71,17 +71,17 @@ class Deciding:
 Choose: TypeAlias = "Callable[[Deciding, Graph, Recognition], Chosen | None]"
 
 
-def _recognize(_deciding: Deciding, _graph: Graph, _found: Recognition) -> Chosen:
+def _recognize(_deciding: Deciding, _graph: Graph, _recognition: Recognition) -> Chosen:
     return Chosen(RecognizeUlysses())
 
 
-def _unfuse(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
+def _unfuse(deciding: Deciding, graph: Graph, recognition: Recognition) -> Chosen | None:
     if deciding.given is not None:
         choice = Choice(deciding.given.unfused_projections)
     elif deciding.costs is None:
         return None
     else:
-        choice = choose_unfused(graph, found, deciding.costs, deciding.limits)
+        choice = choose_unfused(graph, recognition, deciding.costs, deciding.limits)
     return Chosen(
         SplitProjections() if choice.value else None,
         choice.notes,
@@ -89,23 +89,27 @@ def _unfuse(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | No
     )
 
 
-def _chunk_heads(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
-    counts = _head_counts(deciding, graph, found)
+def _chunk_heads(deciding: Deciding, graph: Graph, recognition: Recognition) -> Chosen | None:
+    counts = _head_counts(deciding, graph, recognition)
     if counts is None:
         return None
     return Chosen(ChunkHeads(counts), decided={"head_chunks": counts})
 
 
-def _head_counts(deciding: Deciding, graph: Graph, found: Recognition) -> tuple[int, ...] | None:
+def _head_counts(
+    deciding: Deciding, graph: Graph, recognition: Recognition
+) -> tuple[int, ...] | None:
     """Returns the number of head chunks of each attention; None where heads are not to be cut."""
     if deciding.given is not None:
         return deciding.given.head_chunks or None
     asked = 1 if deciding.keeps_whole else deciding.config.head_chunks
     if asked == "auto" and deciding.costs is not None:
         token_counts = _token_counts(deciding)
-        chosen = choose_head_chunks(graph, found, deciding.costs, token_counts, deciding.limits)
-        return tuple(chosen.get(place, 1) for place in range(len(found.sites)))
-    return None if asked in (1, "auto") else (int(asked),) * len(found.sites)
+        chosen = choose_head_chunks(
+            graph, recognition, deciding.costs, token_counts, deciding.limits
+        )
+        return tuple(chosen.get(place, 1) for place in range(len(recognition.sites)))
+    return None if asked in (1, "auto") else (int(asked),) * len(recognition.sites)
 
 
 def _token_counts(deciding: Deciding) -> tuple[int, ...]:
@@ -121,8 +125,8 @@ def _asked_token_chunks(deciding: Deciding) -> int | Literal["auto"]:
     return 1 if is_off else deciding.config.token_chunks
 
 
-def _chunk_tokens(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
-    choice = _token_chunks(deciding, graph, found)
+def _chunk_tokens(deciding: Deciding, graph: Graph, recognition: Recognition) -> Chosen | None:
+    choice = _token_chunks(deciding, graph, recognition)
     if choice is None:
         return None
     count, attentions = choice.value.count, choice.value.attentions
@@ -135,29 +139,31 @@ def _chunk_tokens(deciding: Deciding, graph: Graph, found: Recognition) -> Chose
 
 
 def _token_chunks(
-    deciding: Deciding, graph: Graph, found: Recognition
+    deciding: Deciding, graph: Graph, recognition: Recognition
 ) -> Choice[TokenChunks] | None:
     asked, costs, given = _asked_token_chunks(deciding), deciding.costs, deciding.given
     if given is not None:
         return Choice(TokenChunks(given.token_chunks, given.token_chunked))
     if asked == "auto" and costs is not None:
-        return choose_token_chunks(graph, found, costs, deciding.differ, deciding.limits)
+        return choose_token_chunks(graph, recognition, costs, deciding.differ, deciding.limits)
     if asked in (1, "auto"):
         return None
-    return check_token_chunks(graph, found, int(asked), deciding.differ)
+    return check_token_chunks(graph, recognition, int(asked), deciding.differ)
 
 
-def _select(deciding: Deciding, _graph: Graph, found: Recognition) -> Chosen | None:
+def _select(deciding: Deciding, _graph: Graph, recognition: Recognition) -> Chosen | None:
     if deciding.select is None:
         return None
     if deciding.given is not None:
         uncoded = deciding.given.uncoded
     else:
-        uncoded = choose_uncoded(deciding.select, found, deciding.budget_bytes, deciding.worth)
+        uncoded = choose_uncoded(
+            deciding.select, recognition, deciding.budget_bytes, deciding.worth
+        )
     return Chosen(replace(deciding.select, uncoded=uncoded), decided={"uncoded": uncoded})
 
 
-def _split_phases(deciding: Deciding, _graph: Graph, found: Recognition) -> Chosen | None:
+def _split_phases(deciding: Deciding, _graph: Graph, recognition: Recognition) -> Chosen | None:
     given, groups = deciding.given, list(deciding.machines)
     if given is not None and not given.is_phased:
         return Chosen(decided={"phases": given.phases, "topologies": given.topologies})
@@ -166,7 +172,7 @@ def _split_phases(deciding: Deciding, _graph: Graph, found: Recognition) -> Chos
     if given is not None:
         phases = {(groups[item.group], item.size_bytes): item.phases for item in given.phases}
     else:
-        phases = choose_phases(found, deciding.machines, deciding.config.tapa_mode)
+        phases = choose_phases(recognition, deciding.machines, deciding.config.tapa_mode)
     kept = tuple(
         ExchangePhases(groups.index(group), size_bytes, item)
         for (group, size_bytes), item in phases.items()
@@ -178,13 +184,13 @@ def _split_phases(deciding: Deciding, _graph: Graph, found: Recognition) -> Chos
     )
 
 
-def _schedule(deciding: Deciding, graph: Graph, found: Recognition) -> Chosen | None:
+def _schedule(deciding: Deciding, graph: Graph, recognition: Recognition) -> Chosen | None:
     if deciding.given is not None:
         order = deciding.given.order
         return Chosen(ScheduleVFirst(order), decided={"order": order}) if order else None
-    if deciding.costs is None or not found.sites:
+    if deciding.costs is None or not recognition.sites:
         return None
-    choice = choose_order(graph, found, deciding.costs, deciding.limits)
+    choice = choose_order(graph, recognition, deciding.costs, deciding.limits)
     return Chosen(
         ScheduleVFirst(choice.order) if choice.order is not None else None,
         (choice.note,),

@@ -1,7 +1,7 @@
 """Estimates an all-to-all along some axes of a machine: the only file that says how long exchanges
 take and how ranks share links. Pure functions of numbers.
 
-Every rank of a phase sends `size_bytes / ranks` to each other rank of it. A message travels over
+Every rank of a phase sends `size_bytes / ranks` to each other rank of it. A message passes
 the link of the outermost axis on which the two ranks differ. Per link class
 
     time = messages * latency + bytes / bandwidth

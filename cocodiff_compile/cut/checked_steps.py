@@ -26,7 +26,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     slice_of,
 )
-from cocodiff_compile.ir.layout import known, same
+from cocodiff_compile.ir.layout import same, static_size
 
 _NOT_BY_HEADS = frozenset(
     {
@@ -83,7 +83,7 @@ def _computes_fewer_rows(node: Node, step: Step) -> bool:
 def refuse_symbolic_blocks(node: Node, cut: Cut) -> None:
     """Raises CutUnknown if both sizes of [outer, elements] are symbolic; one may be."""
     size = shape_of(node)[cut.dim]
-    if known(cut.outer) is None and known(size // cut.outer) is None:
+    if static_size(cut.outer) is None and static_size(size // cut.outer) is None:
         raise CutUnknown(f"{node.name} has two symbolic sizes around its heads")
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from cocodiff_compile.ir.aten import shape_of
-from cocodiff_compile.ir.layout import Size, known, same
+from cocodiff_compile.ir.layout import Size, same, static_size
 
 
 class CutUnknown(Exception):
@@ -90,7 +90,7 @@ class CutPlan:
 
 def numbers(sizes: Iterable[Size], node: Node) -> tuple[int, ...]:
     """Returns sizes of a node as numbers. Raises CutUnknown if one of them is symbolic."""
-    found = [known(size) for size in sizes]
+    found = [static_size(size) for size in sizes]
     if None in found:
         raise CutUnknown(f"{node.name} has a symbolic size")
     return tuple(size for size in found if size is not None)

@@ -30,7 +30,7 @@ from cocodiff_compile.ir.aten import (
     is_tensor,
     shape_of,
 )
-from cocodiff_compile.ir.layout import known, same
+from cocodiff_compile.ir.layout import same, static_size
 
 
 @dataclass
@@ -87,7 +87,7 @@ class EmitChunks:
     def _equal_part(self, whole: Node, cut: Cut, number: int) -> Node:
         graph, shape = self.graph, emit_shape(self.graph, whole)
         before, after = shape[: cut.dim], shape[cut.dim + 1 :]
-        outer, inner = known(cut.outer), known(shape_of(whole)[cut.dim] // cut.outer)
+        outer, inner = static_size(cut.outer), static_size(shape_of(whole)[cut.dim] // cut.outer)
         sizes = [-1 if outer is None else outer, cut.count]
         sizes.append(-1 if inner is None else inner // cut.count)
         viewed = emit(graph, aten.view.default, whole, [*before, *sizes, *after], like=whole)

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.ir.aten import aten, emit, emit_contiguous, emit_shape, value_of
-from cocodiff_compile.ir.layout import Size, known, same
+from cocodiff_compile.ir.layout import Size, same, static_size
 
 
 def memory_order(node: Node) -> list[int]:
@@ -77,12 +77,12 @@ def _permuted_back(graph: Graph, ordered: Node, order: Sequence[int]) -> Node:
 def _joined(graph: Graph, parts: Sequence[Node], dim: int, outer: Size, like: Node) -> Node:
     if same(outer, 1):
         return _concatenated(graph, parts, dim, like)
-    number = known(outer)
+    number = static_size(outer)
     blocks = []
     for part in parts:
         shape = emit_shape(graph, part)
         if number is None:
-            inner = known(value_of(part).shape[dim] // outer)
+            inner = static_size(value_of(part).shape[dim] // outer)
             assert inner is not None, f"{part.name} has two symbolic sizes in dim {dim}"
             sizes = [-1, inner]
         else:

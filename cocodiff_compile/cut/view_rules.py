@@ -24,7 +24,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     slice_of,
 )
-from cocodiff_compile.ir.layout import Size, divides, known, same
+from cocodiff_compile.ir.layout import Size, divides, same, static_size
 
 SQUEEZE = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
 
@@ -60,7 +60,7 @@ def padded(cut: Cut, _operand: Node, node: Node) -> Cut:
 
 
 def reshaped(cut: Cut, operand: Node, node: Node) -> Cut:
-    is_symbolic = any(known(size) is None for size in shape_of(operand))
+    is_symbolic = any(static_size(size) is None for size in shape_of(operand))
     if node.target not in SQUEEZE or not is_symbolic:
         return reshaped_cut(cut, shape_of(operand), shape_of(node), node)
     dropped = squeezed_dims(node)
@@ -98,7 +98,7 @@ def _scaled_lengths(cut: Cut, inner: Size) -> tuple[Size, ...]:
     """
     if cut.is_equal:
         return (inner // cut.count,) * cut.count
-    sizes = [size for size in map(known, (inner, *cut.lengths)) if size is not None]
+    sizes = [size for size in map(static_size, (inner, *cut.lengths)) if size is not None]
     if len(sizes) <= cut.count or sizes[0] == 1:
         return ()
     scaled = [divmod(length * sizes[0], sum(sizes[1:])) for length in sizes[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cocodiff_compile.decide.coding_worth import CodingWorth
-from cocodiff_compile.ir.layout import known
+from cocodiff_compile.ir.layout import static_size
 from cocodiff_compile.ir.records import Recognition, UlyssesSite
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.v_major.payload import CachedRoles
@@ -11,18 +11,18 @@ from cocodiff_compile.v_major.payload import CachedRoles
 
 def choose_uncoded(
     select: SelectVMajor,
-    found: Recognition,
+    recognition: Recognition,
     budget_bytes: float | None = None,
     worth: CodingWorth | None = None,
 ) -> tuple[str, ...]:
     """Returns for each attention why it is left uncompressed, nothing where it is coded. Those that
     send most get room in the budget first. Without `worth` all are taken to gain time.
     """
-    select.check_layers(found.sites)
-    reasons = [worth.why_not(site) if worth else "" for site in found.sites]
+    select.check_layers(recognition.sites)
+    reasons = [worth.why_not(site) if worth else "" for site in recognition.sites]
     sizes = [
         _cache_bytes(site, select.cached_roles_of(place, site))
-        for place, site in enumerate(found.sites)
+        for place, site in enumerate(recognition.sites)
     ]
     left = budget_bytes
     for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
@@ -42,5 +42,5 @@ def _cache_bytes(site: UlyssesSite, cached_roles: CachedRoles) -> int:
     total = 0
     for exchange, roles, _ in site.exchanged:
         copies = sum(cached_roles.sides_of(roles))
-        total += copies * (known(exchange.size_bytes) or 0)
+        total += copies * (static_size(exchange.size_bytes) or 0)
     return total

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.ir.aten import value_of
-from cocodiff_compile.ir.layout import Size, known
+from cocodiff_compile.ir.layout import Size, static_size
 from cocodiff_compile.ir.records import Exchange, Role, UlyssesSite
 from cocodiff_compile.v_major.payload import Payload
 
@@ -27,7 +27,10 @@ class CodingWorth:
         """Returns why an attention should be sent uncompressed; nothing if coded or unknown."""
         saved_s = taken_s = 0.0
         for exchange, roles, group in site.exchanged:
-            share, size_bytes = self._share(exchange, roles, group), known(exchange.size_bytes)
+            share, size_bytes = (
+                self._share(exchange, roles, group),
+                static_size(exchange.size_bytes),
+            )
             if share is None or size_bytes is None or exchange.group not in self.costs.machines:
                 return ""
             if share == 1:
@@ -46,7 +49,7 @@ class CodingWorth:
         )
 
     def _share(self, exchange: Exchange, roles: tuple[Role, ...], group: Size) -> float | None:
-        elements = known(group)
+        elements = static_size(group)
         if elements is None:
             return None
         bits = 8 * value_of(exchange.start).element_size()

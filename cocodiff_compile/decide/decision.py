@@ -71,12 +71,12 @@ def _counted(counts: Counter[int] | Counter[str], what: str) -> str:
     return ", ".join(f"{value} (for {what}: {count})" for value, count in sorted(counts.items()))
 
 
-def refuse_misfit(given: Mapping[str, Decision], found: Recognition) -> None:
+def refuse_misfit(given: Mapping[str, Decision], recognition: Recognition) -> None:
     """Raises a UserError if decisions for the kinds of step of one graph do not fit it, or each
     other: head and token chunks, topologies, and what is coded are the same for all kinds.
     """
-    num_sites = len(found.sites)
-    groups = dict.fromkeys(item.group for site in found.sites for item in site.exchanges)
+    num_sites = len(recognition.sites)
+    groups = dict.fromkeys(item.group for site in recognition.sites for item in site.exchanges)
     for item in given.values():
         numbers = {len(item.head_chunks), len(item.uncoded)} - {0, num_sites}
         if numbers or any(place >= num_sites for place in item.token_chunked):

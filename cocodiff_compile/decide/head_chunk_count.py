@@ -21,18 +21,22 @@ CostOf: TypeAlias = "Callable[[str, int], ExchangeCost]"
 
 
 def choose_head_chunks(
-    graph: Graph, found: Recognition, costs: Costs, token_counts: Sequence[int], limits: Limits
+    graph: Graph,
+    recognition: Recognition,
+    costs: Costs,
+    token_counts: Sequence[int],
+    limits: Limits,
 ) -> dict[int, int]:
     """Returns the number of chunks of each attention that is estimated to take least, if tokens
     will run in one of `token_counts` chunks, whichever is best.
     """
     allowed = {
         place: [n for n in limits.head_chunks if isinstance(plan_chunks(site, n), ChunkPlan)]
-        for place, site in enumerate(found.sites)
+        for place, site in enumerate(recognition.sites)
     }
     choices = [
         choose_chunks(tasks, allowed, costs.planned, costs.device.launch_s, limits.head_chunk_gain)
-        for tasks in (token_chunk_tasks(graph, found, costs, n) for n in token_counts)
+        for tasks in (token_chunk_tasks(graph, recognition, costs, n) for n in token_counts)
     ]
     return min(choices, key=lambda choice: choice.seconds).counts
 

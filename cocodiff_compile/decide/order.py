@@ -23,9 +23,11 @@ class OrderChoice:
     estimate: ScheduleEstimate
 
 
-def choose_order(graph: Graph, found: Recognition, costs: Costs, limits: Limits) -> OrderChoice:
+def choose_order(
+    graph: Graph, recognition: Recognition, costs: Costs, limits: Limits
+) -> OrderChoice:
     """Takes the scheduled order, unless it gains little or would keep much more memory alive."""
-    tasks = graph_tasks(graph, found, costs)
+    tasks = graph_tasks(graph, recognition, costs)
     estimate = estimate_schedule(tasks.tasks)
     before_ms, after_ms = (
         order.timeline.step_s * 1e3 for order in (estimate.before, estimate.after)

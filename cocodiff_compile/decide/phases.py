@@ -13,10 +13,10 @@ from cocodiff_compile.topology.phases import Phases
 
 
 def choose_phases(
-    found: Recognition, machines: Mapping[str, Machine], tapa: Literal["auto", "on", "off"]
+    recognition: Recognition, machines: Mapping[str, Machine], tapa: Literal["auto", "on", "off"]
 ) -> dict[tuple[str, int], Phases]:
     """Returns the phases by group and size, in the order of the exchanges."""
-    keys = dict.fromkeys(map(exchange_key, flat_pieces(found)))
+    keys = dict.fromkeys(map(exchange_key, flat_pieces(recognition)))
     return {
         (group, size_bytes): plan_phases(machines[group].topology, size_bytes, tapa).phases
         for group, size_bytes in keys

@@ -34,32 +34,32 @@ Differ = Callable[[CutPlan], str]
 
 
 def check_token_chunks(
-    graph: Graph, found: Recognition, count: int, differ: Differ
+    graph: Graph, recognition: Recognition, count: int, differ: Differ
 ) -> Choice[TokenChunks]:
     """Takes the `count` chunks that were asked for, if these give the same bits."""
-    plan, declined = plan_cuttable(graph, found.sites, count)
+    plan, declined = plan_cuttable(graph, recognition.sites, count)
     if reason := differ(plan):
         return Choice(WHOLE, (f"left whole: {reason}",), declined)
-    return Choice(TokenChunks(count, _able(found.sites, declined)), (), declined)
+    return Choice(TokenChunks(count, _able(recognition.sites, declined)), (), declined)
 
 
 def choose_token_chunks(
-    graph: Graph, found: Recognition, costs: Costs, differ: Differ, limits: Limits
+    graph: Graph, recognition: Recognition, costs: Costs, differ: Differ, limits: Limits
 ) -> Choice[TokenChunks]:
     """Takes chunks if they pay; an attention that cannot be cut then gets a note only."""
     count = limits.token_chunks
-    plan, whole = plan_cuttable(graph, found.sites, count)
+    plan, whole = plan_cuttable(graph, recognition.sites, count)
     notes = (f"{len(whole)} attentions left whole: {whole[0].reason}",) if whole else ()
     if reason := differ(plan):
         return Choice(WHOLE, (*notes, f"left whole: {reason}"))
     if not plan.steps:
         return Choice(WHOLE, notes)
-    whole_s = step_seconds(graph, found, costs)
-    cut_s = list_schedule(token_chunk_tasks(graph, found, costs, count)).clock.now_s
+    whole_s = step_seconds(graph, recognition, costs)
+    cut_s = list_schedule(token_chunk_tasks(graph, recognition, costs, count)).clock.now_s
     note = f"estimated {whole_s * 1e3:.1f} ms whole, {cut_s * 1e3:.1f} ms in {count} token chunks"
     if not pays(whole_s, cut_s, limits.token_chunk_gain):
         return Choice(WHOLE, (*notes, f"{note}: left whole"))
-    return Choice(TokenChunks(count, _able(found.sites, whole)), (*notes, note))
+    return Choice(TokenChunks(count, _able(recognition.sites, whole)), (*notes, note))
 
 
 def _able(sites: Sequence[UlyssesSite], declined: Sequence[Declined]) -> tuple[int, ...]:
@@ -69,10 +69,10 @@ def _able(sites: Sequence[UlyssesSite], declined: Sequence[Declined]) -> tuple[i
     )
 
 
-def token_chunk_tasks(graph: Graph, found: Recognition, costs: Costs, count: int) -> Tasks:
+def token_chunk_tasks(graph: Graph, recognition: Recognition, costs: Costs, count: int) -> Tasks:
     """Returns the tasks of a graph as they would be with tokens in `count` chunks."""
     if count > 1:
-        graph, found = sketched(graph, found)
-        plan, _ = plan_cuttable(graph, found.sites, count)
-        found = chunk_tokens(graph, found, plan).recognition or found
-    return graph_tasks(graph, found, costs).tasks
+        graph, recognition = sketched(graph, recognition)
+        plan, _ = plan_cuttable(graph, recognition.sites, count)
+        recognition = chunk_tokens(graph, recognition, plan).recognition or recognition
+    return graph_tasks(graph, recognition, costs).tasks

@@ -17,14 +17,16 @@ from cocodiff_compile.passes.split_projections import fused_projections, split_p
 from cocodiff_compile.schedule.graph_tasks import step_seconds
 
 
-def choose_unfused(graph: Graph, found: Recognition, costs: Costs, limits: Limits) -> Choice[bool]:
-    if not fused_projections(found):
+def choose_unfused(
+    graph: Graph, recognition: Recognition, costs: Costs, limits: Limits
+) -> Choice[bool]:
+    if not fused_projections(recognition):
         return Choice(False)
-    sketch, sketch_found = sketched(graph, found)
+    sketch, sketch_found = sketched(graph, recognition)
     if not split_projections(sketch, sketch_found):
         return Choice(False)
     sketch.eliminate_dead_code()
-    fused_s = step_seconds(graph, found, costs)
+    fused_s = step_seconds(graph, recognition, costs)
     unfused_s = step_seconds(sketch, recognize(sketch), costs)
     note = f"estimated {fused_s * 1e3:.1f} ms as captured, {unfused_s * 1e3:.1f} ms unfused"
     if not pays(fused_s, unfused_s, limits.unfused_gain):

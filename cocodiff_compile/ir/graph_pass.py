@@ -26,6 +26,6 @@ class GraphPass(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(self, graph: Graph, found: Recognition) -> PassResult:
-        """Works on `graph`; `found` is what the last recognition before this pass found in it."""
+    def run(self, graph: Graph, recognition: Recognition) -> PassResult:
+        """Works on `graph`; `recognition` is what the last recognition before this pass found."""
         ...

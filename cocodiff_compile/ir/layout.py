@@ -58,8 +58,8 @@ def divides(part: Size, whole: Size) -> bool:
     return bool(statically_known_true(whole % part == 0))  # type: ignore[operator]
 
 
-def known(size: Size) -> int | None:
-    """The number that a size provably is, None for one that depends on a symbol."""
+def static_size(size: Size) -> int | None:
+    """Returns the number that a size provably is, None for one that depends on a symbol."""
     hint: int = optimization_hint(size)
     return hint if same(size, hint) else None
 

@@ -29,21 +29,21 @@ class ExchangePhase:
 class Exchange:
     """One all-to-all of a Ulysses attention.
 
-    Way in (q, k, v): scatters heads, gathers tokens. Way out (o): scatters tokens, gathers heads.
-    `scatter_dim` is a dim of `source`, the tensor before the model's own packing; `gather_dim` a
-    dim of `result`, the tensor after its unpacking. Where padded rows are dropped or put back
-    between exchange and attention, both hold all that travels. In phases, `start` is the first
-    phase's and `wait` the last one's, while `group` and `splits` stay those of the exchange as
-    captured. In chunks, `start` is the first chunk's and `wait` the last one's; `source` and
-    `result` are the first chunk's, but for the way out in chunks of heads, whose result is that of
-    all chunks.
+    An input exchange (of q, k, v) scatters heads and gathers tokens, the output exchange (of o)
+    scatters tokens and gathers heads. `scatter_dim` is a dim of `source`, the tensor before the
+    model's own packing; `gather_dim` a dim of `result`, the tensor after its unpacking. Where
+    padded rows are dropped or put back between exchange and attention, both hold all that is sent.
+    In phases, `start` is the first phase's and `wait` the last one's, while `group` and `splits`
+    stay those of the exchange as captured. In chunks, `start` is the first chunk's and `wait` the
+    last one's; `source` and `result` are the first chunk's; an output exchange in chunks of heads
+    has the result of all chunks.
     """
 
     start: Node
     wait: Node
     source: Node
     result: Node
-    way: Literal["in", "out"]
+    direction: Literal["in", "out"]
     group: str
     ranks: tuple[int, ...]
     splits: tuple[Size, ...]
@@ -68,7 +68,7 @@ class Exchange:
         if not self.chunks:
             return rewritten.get(self.start, self)
         chunks = tuple(chunk.with_pieces(rewritten) for chunk in self.chunks)
-        result = chunks[0].result if self.way == "in" else self.result
+        result = chunks[0].result if self.direction == "in" else self.result
         return replace(
             self,
             start=chunks[0].start,
@@ -84,7 +84,7 @@ class Exchange:
 
     @property
     def wire_bytes(self) -> Size:
-        """Bytes this rank sends to others; the block it keeps does not travel."""
+        """Bytes this rank sends to others; the block it keeps is not sent."""
         return self.size_bytes // self.num_ranks * (self.num_ranks - 1)
 
 
@@ -107,7 +107,7 @@ class Leg:
     """One role of an attention: the way from its projections through its exchange to the attention
     (q, k, v), or from the attention through its exchange to the output projections (o).
 
-    Heads and tokens are those that travel: padding that makes them divide is counted, also where
+    Heads and tokens are those that are sent: padding that makes them divide is counted, also where
     it is dropped before the attention reads them.
     """
 
@@ -121,8 +121,8 @@ class Leg:
 
 @dataclass(frozen=True)
 class Attention:
-    """The computation between the ways in and the way out: of all chunks of heads, one after the
-    other, with the output of the last.
+    """The computation between the input exchanges and the output exchange. In chunks of heads it
+    holds all chunks, one after the other, and the output of the last.
     """
 
     form: Literal["fused", "decomposed"]
@@ -223,13 +223,12 @@ def with_nodes(record: Any, nodes: Mapping[Node, Node]) -> Any:
 
 
 def copied(
-    graph: Graph, found: Recognition, into: Graph | None = None
+    graph: Graph, recognition: Recognition, into: Graph | None = None
 ) -> tuple[Graph, Recognition]:
-    """A copy of a graph, in an empty one if given, and what was found in it."""
+    """Returns a copy of a graph, written into `into` if given, and its recognition."""
     nodes: dict[Node, Node] = {}
     copy = Graph() if into is None else into
     output = copy.output(copy.graph_copy(graph, nodes))
     # Among it: which outputs callers see, whose strides Inductor must keep.
     output.meta = dict(graph.output_node().meta)
-    recognition: Recognition = with_nodes(found, nodes)
-    return copy, recognition
+    return copy, with_nodes(recognition, nodes)

@@ -52,10 +52,10 @@ def _named(argument: Any) -> Any:
     return f"tensor {id(argument)}" if isinstance(argument, torch.Tensor) else argument
 
 
-def sketched(graph: Graph, found: Recognition) -> tuple[Graph, Recognition]:
-    """A sketch of a graph, and what was found in it."""
+def sketched(graph: Graph, recognition: Recognition) -> tuple[Graph, Recognition]:
+    """Returns a sketch of a graph, and its recognition."""
     sketch = Sketch()
-    _, recognition = copied(graph, found, sketch)
+    _, recognition = copied(graph, recognition, sketch)
     for node in sketch.nodes:
         if "val" in node.meta:
             node.meta["val"] = sketch.alike(node.meta["val"])

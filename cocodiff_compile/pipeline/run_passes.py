@@ -161,11 +161,11 @@ class Pipeline:
         return report.with_pass(record, chosen.decided)
 
 
-def apply_choice(chosen: Chosen, graph: Graph, found: Recognition) -> PassResult:
+def apply_choice(chosen: Chosen, graph: Graph, recognition: Recognition) -> PassResult:
     """The result of the pass, with what was said when it was chosen."""
     result = PassResult(changed=False)
     if chosen.graph_pass is not None:
-        result = chosen.graph_pass.run(graph, found)
+        result = chosen.graph_pass.run(graph, recognition)
     return replace(
         result,
         declined=(*chosen.declined, *result.declined),

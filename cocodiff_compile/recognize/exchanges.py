@@ -33,8 +33,8 @@ class Exchanges:
 class Surroundings:
     """Holds the exchanges that an attention reads from, per role, and those it writes to."""
 
-    ways_in: Mapping[Role, list[Reached]]
-    ways_out: list[Reached]
+    input_routes: Mapping[Role, list[Reached]]
+    output_routes: list[Reached]
     collectives: Mapping[Role, Node]
     """Another collective that stands between the attention and the exchange of a role."""
     behind: tuple[AllToAll, ...]
@@ -46,7 +46,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, core: AttentionCore, exchanges: Exchanges) -> Surroundings:
-        ways_in: dict[Role, list[Reached]] = {}
+        input_routes: dict[Role, list[Reached]] = {}
         collectives: dict[Role, Node] = {}
         behind: list[AllToAll] = []
         from_outside: set[Role] = set()
@@ -54,35 +54,37 @@ class Surroundings:
             reached = walk_back(operand.node)
             if are_inputs(reached):
                 from_outside.add(role)
-            ways_in[role] = [way for way in reached if way.barrier in exchanges.by_wait]
+            input_routes[role] = [route for route in reached if route.barrier in exchanges.by_wait]
             for collective in _other_collectives(reached, exchanges):
-                ways = walk_back(collective.all_input_nodes[0])
-                waits = [way.barrier for way in ways if way.barrier in exchanges.by_wait]
+                routes = walk_back(collective.all_input_nodes[0])
+                waits = [route.barrier for route in routes if route.barrier in exchanges.by_wait]
                 if waits:
                     collectives.setdefault(role, collective)
                     behind += [exchanges.by_wait[wait] for wait in waits]
         ahead = walk_forward(core.output)
         return cls(
-            ways_in,
-            [way for way in ahead if way.barrier in exchanges.by_start],
+            input_routes,
+            [route for route in ahead if route.barrier in exchanges.by_start],
             collectives,
             tuple(behind),
             frozenset(from_outside),
-            any(way.barrier.op == "output" for way in ahead),
+            any(route.barrier.op == "output" for route in ahead),
         )
 
     def all_to_alls(self, exchanges: Exchanges) -> list[AllToAll]:
         """Returns every exchange that touches this attention once, those of its operands first."""
         touching = [
-            exchanges.by_wait[way.barrier] for ways in self.ways_in.values() for way in ways
+            exchanges.by_wait[route.barrier]
+            for routes in self.input_routes.values()
+            for route in routes
         ]
-        touching += [exchanges.by_start[way.barrier] for way in self.ways_out]
+        touching += [exchanges.by_start[route.barrier] for route in self.output_routes]
         touching += self.behind
         return list({item.start: item for item in touching}.values())
 
 
 def _other_collectives(reached: list[Reached], exchanges: Exchanges) -> list[Node]:
-    waits = (way.barrier for way in reached if way.barrier.target is WAIT)
+    waits = (route.barrier for route in reached if route.barrier.target is WAIT)
     return [wait.all_input_nodes[0] for wait in waits if wait not in exchanges.by_wait]
 
 

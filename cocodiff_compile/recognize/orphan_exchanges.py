@@ -61,18 +61,18 @@ def _alone_at_border(left: Sequence[AllToAll], exchanges: Exchanges) -> list[All
 
 def _is_at_border(item: AllToAll) -> bool:
     return are_inputs(walk_back(item.source)) or any(
-        way.barrier.op == "output" for way in walk_forward(item.wait)
+        route.barrier.op == "output" for route in walk_forward(item.wait)
     )
 
 
 def _orphan_reason(item: AllToAll, exchanges: Exchanges, unclaimed: set[Node]) -> str:
-    for way in walk_forward(item.wait):
-        other = exchanges.by_start.get(way.barrier)
+    for route in walk_forward(item.wait):
+        other = exchanges.by_start.get(route.barrier)
         if other is not None and other.group == item.group:
-            return _between_exchanges(way, other, other.start in unclaimed)
+            return _between_exchanges(route, other, other.start in unclaimed)
     if not _may_scatter_heads(item):
         return ""
-    if any(way.barrier.op == "output" for way in walk_forward(item.wait)):
+    if any(route.barrier.op == "output" for route in walk_forward(item.wait)):
         return (
             "the exchanged tensor leaves the graph before any attention reads it; a graph break "
             "stands between them, `fullgraph=True` shows where"
@@ -85,11 +85,14 @@ def _orphan_reason(item: AllToAll, exchanges: Exchanges, unclaimed: set[Node]) -
     )
 
 
-def _between_exchanges(way: Reached, other: AllToAll, is_unclaimed: bool) -> str:
-    unknown = [node.target for node in way.path[1:-1] if not is_view(node)]
+def _between_exchanges(route: Reached, other: AllToAll, is_unclaimed: bool) -> str:
+    unknown = [node.target for node in route.path[1:-1] if not is_view(node)]
     between = ", ".join(map(str, unknown)) or "nothing but views"
     if not is_unclaimed:
-        return f"the exchanged tensor joins the result of an attention on its way out, by {between}"
+        return (
+            "the exchanged tensor joins the result of an attention before its output exchange, "
+            f"by {between}"
+        )
     return (
         f"between this exchange and the next over group {other.group!r} stands {between}, no "
         "attention this pass knows; use torch's scaled_dot_product_attention"
@@ -105,7 +108,7 @@ def _starts_ahead(
     reached: set[Node] = set()
     begin = [item.wait]
     for _ in range(matmuls + 1):
-        barriers = [way.barrier for node in begin for way in walk_forward(node)]
+        barriers = [route.barrier for node in begin for route in walk_forward(node)]
         starts = [exchanges.by_start[node] for node in barriers if node in exchanges.by_start]
         reached |= {start.start for start in starts if start.group == item.group}
         if reached:
@@ -116,7 +119,7 @@ def _starts_ahead(
 
 def _may_scatter_heads(item: AllToAll) -> bool:
     """Returns whether an exchange sends columns of a GEMM, as of heads; experts send whole rows."""
-    behind = [way for way in walk_back(item.source) if way.barrier.target in MATMUL]
+    behind = [route for route in walk_back(item.source) if route.barrier.target in MATMUL]
     path = behind[0].path if behind else view_path(before_views(item.source), item.source)
     packed = trace_root(path)
     if packed.stopped_by:

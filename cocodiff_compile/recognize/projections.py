@@ -26,7 +26,7 @@ def projections_before(source: Node, part: Cut | None, batch: Size) -> tuple[Pro
 
 def projections_after(wait: Node) -> tuple[Projection, ...]:
     """Returns the GEMMs that read the result of an output exchange."""
-    gemms = [way.barrier for way in walk_forward(wait) if way.barrier.target in PROJECTION]
+    gemms = [route.barrier for route in walk_forward(wait) if route.barrier.target in PROJECTION]
     shapes = map(shape_of, gemms)
     return tuple(
         Projection(node, math.prod(shape[:-1]), shape[-1], columns=None)

@@ -31,31 +31,31 @@ class Refused(Exception):
 
 def refuse_missing(core: AttentionCore, around: Surroundings) -> None:
     """Raises Refused unless query, key, value and result have one all-to-all each."""
-    for role, ways in around.ways_in.items():
+    for role, routes in around.input_routes.items():
         name = ROLE_NAMES[role]
-        if not ways:
+        if not routes:
             raise Refused(
                 core.nodes[0],
                 _why_missing(name, around.collectives.get(role), role in around.from_outside),
             )
-        if len(ways) > 1:
-            names = ", ".join(way.barrier.name for way in ways)
+        if len(routes) > 1:
+            names = ", ".join(route.barrier.name for route in routes)
             raise Refused(
-                ways[1].barrier,
-                f"the {name} is joined from {len(ways)} all-to-alls ({names}); "
+                routes[1].barrier,
+                f"the {name} is joined from {len(routes)} all-to-alls ({names}); "
                 "join its parts before one exchange",
             )
-    if not around.ways_out:
+    if not around.output_routes:
         leaves = f"; it leaves the graph: {GRAPH_BREAK}" if around.leaves_graph else ""
         raise Refused(
             core.output,
             f"the result of this attention is not exchanged back by an all-to-all{leaves}",
         )
-    if len(around.ways_out) > 1:
-        names = ", ".join(way.barrier.name for way in around.ways_out)
+    if len(around.output_routes) > 1:
+        starts = [route.barrier.name for route in around.output_routes]
         raise Refused(
-            around.ways_out[1].barrier,
-            f"the result goes into {len(around.ways_out)} all-to-alls ({names}), one is expected",
+            around.output_routes[1].barrier,
+            f"the result goes into {len(starts)} all-to-alls ({', '.join(starts)}), not into one",
         )
 
 

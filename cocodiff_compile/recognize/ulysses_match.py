@@ -15,7 +15,15 @@ from torch.fx import Node
 from cocodiff_compile.ir import layout
 from cocodiff_compile.ir.aten import shape_of, size_bytes
 from cocodiff_compile.ir.collectives import AllToAll
-from cocodiff_compile.ir.layout import BROADCAST, RANK, Dims, Factor, LayoutUnknown, Size, known
+from cocodiff_compile.ir.layout import (
+    BROADCAST,
+    RANK,
+    Dims,
+    Factor,
+    LayoutUnknown,
+    Size,
+    static_size,
+)
 from cocodiff_compile.ir.module_path import module_path_of
 from cocodiff_compile.ir.parts import is_padding
 from cocodiff_compile.ir.records import Attention, Declined, Exchange, Leg, Role, UlyssesSite
@@ -50,10 +58,10 @@ def _site(
     refuse_missing(core, around)
     ranks = common_ranks(around.all_to_alls(exchanges))
     q, k, v = (
-        _leg_in(role, operand, around.ways_in[role][0], exchanges, ranks)
+        _leg_in(role, operand, around.input_routes[role][0], exchanges, ranks)
         for role, operand in core.operands.items()
     )
-    o = _leg_out(core, around.ways_out[0], exchanges, ranks, q)
+    o = _leg_out(core, around.output_routes[0], exchanges, ranks, q)
     for leg in (q, k, v):
         _refuse_other_readers(leg, core)
     nodes = [item.node for leg in (q, k, v) for item in leg.projections]
@@ -70,13 +78,13 @@ def _site(
 
 
 def _leg_in(
-    role: Role, operand: Operand, way: Reached, exchanges: Exchanges, ranks: tuple[int, ...]
+    role: Role, operand: Operand, route: Reached, exchanges: Exchanges, ranks: tuple[int, ...]
 ) -> Leg:
-    all_to_all = exchanges.by_wait[way.barrier]
+    all_to_all = exchanges.by_wait[route.barrier]
     source = before_views(all_to_all.source)
     packed = trace_root(view_path(source, all_to_all.source))
     scattered, received = _exchange(all_to_all, packed, len(ranks))
-    unpacked = trace(received, way.path)
+    unpacked = trace(received, route.path)
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
     _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered)
     heads_per_rank, samples = _heads_and_samples(operand, unpacked, gather_dim, scattered)
@@ -103,7 +111,7 @@ def _token_rows(received: Dims, tokens: tuple[Factor, ...]) -> tuple[int, int] |
     for first in range(len(factors) - count + 1):
         if not count or factors[first : first + count] != list(tokens):
             continue
-        before, size = (known(layout.product(f)) for f in (factors[:first], tokens))
+        before, size = (static_size(layout.product(f)) for f in (factors[:first], tokens))
         return None if before is None or size is None else (before, size)
     return None
 
@@ -116,10 +124,10 @@ def _before_dropping(unpacked: Traced, gather_dim: int) -> tuple[Node, Dims]:
 
 
 def _leg_out(
-    core: AttentionCore, way: Reached, exchanges: Exchanges, ranks: tuple[int, ...], query: Leg
+    core: AttentionCore, route: Reached, exchanges: Exchanges, ranks: tuple[int, ...], query: Leg
 ) -> Leg:
-    all_to_all = exchanges.by_start[way.barrier]
-    packed = trace_root(way.path[:-1])
+    all_to_all = exchanges.by_start[route.barrier]
+    packed = trace_root(route.path[:-1])
     if packed.stopped_by:
         raise Refused(
             packed.node, f"between attention and the exchange of its result: {packed.stopped_by}"
@@ -130,12 +138,12 @@ def _leg_out(
     if scattered.source != core.output_token_dim:
         raise Refused(
             all_to_all.start,
-            f"the way out scatters dim {scattered.source} of the result, "
+            f"the output exchange scatters dim {scattered.source} of the result, "
             f"its tokens are dim {core.output_token_dim}",
         )
     _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
-    source, scatter_dim = _after_padding(all_to_all, way.path[:-1], scattered)
+    source, scatter_dim = _after_padding(all_to_all, route.path[:-1], scattered)
     return Leg(
         role="o",
         exchange=_record(
@@ -175,19 +183,20 @@ def _refuse_other_than_heads(
     if source != head_dim and not (source == size_dim and one_head):
         raise Refused(
             all_to_all.wait,
-            "the way out gathers something else than heads: the sending rank does not stand right "
-            f"before whole heads in {_describe(dims)}",
+            "the output exchange gathers something else than heads: the sending rank does not "
+            f"stand right before whole heads in {_describe(dims)}",
         )
     if not layout.same(behind[0].stride, 1):
         raise Refused(
             all_to_all.wait,
-            f"the way out gathers samples, not heads: rank before sample in {_describe(dims)}",
+            "the output exchange gathers samples, not heads: rank before sample in "
+            f"{_describe(dims)}",
         )
 
 
 def _record(
     all_to_all: AllToAll,
-    way: Literal["in", "out"],
+    direction: Literal["in", "out"],
     source: Node,
     result: Node,
     ranks: tuple[int, ...],
@@ -198,7 +207,7 @@ def _record(
         wait=all_to_all.wait,
         source=source,
         result=result,
-        way=way,
+        direction=direction,
         group=all_to_all.group,
         ranks=ranks,
         splits=all_to_all.input_splits,
@@ -350,12 +359,12 @@ def _has_heads_of(head_size: Size, unpacked: Traced) -> bool:
 
 
 def _refuse_other_readers(leg: Leg, core: AttentionCore) -> None:
-    for way in walk_forward(leg.exchange.wait):
-        if way.barrier not in core.nodes:
+    for route in walk_forward(leg.exchange.wait):
+        if route.barrier not in core.nodes:
             raise Refused(
                 leg.exchange.wait,
-                f"the exchanged {ROLE_NAMES[leg.role]} also feeds {way.barrier.name} "
-                f"({way.barrier.target}), not this attention alone",
+                f"the exchanged {ROLE_NAMES[leg.role]} also feeds {route.barrier.name} "
+                f"({route.barrier.target}), not this attention alone",
             )
 
 

@@ -65,7 +65,7 @@ def walk_forward(begin: Node) -> list[Reached]:
 
 def are_inputs(behind: Iterable[Reached]) -> bool:
     """Returns whether a walk back met inputs only: no matmul, attention or collective."""
-    return all(way.barrier.op in ("placeholder", "get_attr") for way in behind)
+    return all(route.barrier.op in ("placeholder", "get_attr") for route in behind)
 
 
 def between(first: Node, last: Node) -> list[Node]:

@@ -54,11 +54,11 @@ def is_write_back(node: Node) -> bool:
     return node.target is aten.copy_.default and bound(node)["self"].op == "placeholder"
 
 
-def graph_tasks(graph: Graph, found: Recognition, costs: Costs) -> GraphTasks:
+def graph_tasks(graph: Graph, recognition: Recognition, costs: Costs) -> GraphTasks:
     """Returns the tasks of a graph, in its order."""
     anchors = [node for node in graph.nodes if is_anchor(node)]
     needs = _needs(graph, anchors)
-    sites = _sites(found)
+    sites = _sites(recognition)
     tasks = []
     for anchor, cone, needed in zip(anchors, _cones(graph, anchors), needs, strict=True):
         task = _task(anchor, needed, sites, costs)
@@ -89,9 +89,9 @@ def eager_tasks(graph: Graph, costs: Costs) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def step_seconds(graph: Graph, found: Recognition, costs: Costs) -> float:
+def step_seconds(graph: Graph, recognition: Recognition, costs: Costs) -> float:
     """Returns the estimated time of a graph in the best order that is found for it."""
-    return list_schedule(graph_tasks(graph, found, costs).tasks).clock.now_s
+    return list_schedule(graph_tasks(graph, recognition, costs).tasks).clock.now_s
 
 
 def _task(node: Node, needs: tuple[int, ...], sites: Mapping[Node, int], costs: Costs) -> Task:
@@ -126,10 +126,10 @@ def _started(wait: Node) -> Node:
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
-def _sites(found: Recognition) -> dict[Node, int]:
+def _sites(recognition: Recognition) -> dict[Node, int]:
     """Returns the attention of each node that belongs to one: exchanges and computation."""
     sites: dict[Node, int] = {}
-    for number, site in enumerate(found.sites):
+    for number, site in enumerate(recognition.sites):
         own = [*site.attention.nodes]
         for exchange in site.pieces:
             own += [exchange.start, exchange.wait]

@@ -26,10 +26,17 @@ from cocodiff_compile.cost.tasks import Tasks, as_bits, closures, places
 STARTS_AHEAD = 20
 """How many coming exchanges are looked at: an attention's in four chunks, and some of the next."""
 TASKS_AHEAD = 48
-ALIKE = 1.1
-MUCH_LESS = 0.5
-SHORT = 0.25
-"""Links may run dry for this part of the time that an exchange takes on them."""
+"""How many coming computations are looked at to fill a gap: about two blocks of a DiT."""
+SIMILAR_WORK_RATIO = 1.1
+"""Exchanges whose work differs by less are equally near: estimates are not more exact than that."""
+LESS_WORK_RATIO = 0.5
+"""Another exchange may go first if it takes less than this part of the urgent one's work: the
+urgent one is put off by at most half of its own work.
+"""
+IDLE_LINK_RATIO = 0.25
+"""Links may run dry for this part of the time that an exchange takes on them before another
+exchange goes first.
+"""
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,9 @@ class _Scheduler:
         quick = min(ready, key=lambda item: (item.work_s, item.needed_at, item.place))
         task = self.tasks[urgent.place]
         dry_s = urgent.work_s - max(0.0, self.clock.links_free_s(task) - self.clock.now_s)
-        if dry_s > SHORT * task.busy_s and quick.work_s < MUCH_LESS * urgent.work_s:
-            return quick.place
-        return urgent.place
+        runs_dry = dry_s > IDLE_LINK_RATIO * task.busy_s
+        is_quicker = quick.work_s < LESS_WORK_RATIO * urgent.work_s
+        return quick.place if runs_dry and is_quicker else urgent.place
 
     def _filler(self, next_s: float) -> int | None:
         """Returns work for the time until `next_s`."""
@@ -155,8 +162,8 @@ def _most_urgent(ready: Sequence[_Ready]) -> _Ready:
     needed_at = min(item.needed_at for item in ready)
     candidates = [item for item in ready if item.needed_at == needed_at]
     least_s = min(item.work_s for item in candidates)
-    alike = (item for item in candidates if item.work_s <= ALIKE * least_s)
-    return max(alike, key=lambda item: item.place)
+    similar = (item for item in candidates if item.work_s <= SIMILAR_WORK_RATIO * least_s)
+    return max(similar, key=lambda item: item.place)
 
 
 def first_needed(tasks: Tasks) -> list[int]:

@@ -30,7 +30,7 @@ from cocodiff_compile.cut.selected_rows import (
 )
 from cocodiff_compile.cut.view_rules import reshaped_cut
 from cocodiff_compile.ir.aten import aten, bound, emit, matmul_operands, shape_of, value_of
-from cocodiff_compile.ir.layout import known
+from cocodiff_compile.ir.layout import static_size
 from cocodiff_compile.ir.records import Leg, UlyssesSite
 from cocodiff_compile.v_major.cached_exchange import CachedExchange, SentTokens
 
@@ -43,7 +43,7 @@ Streams: TypeAlias = "tuple[tuple[int, int], ...]"
 def plan_leg(leg: Leg, packed: Node, quota: Quota) -> SelectionPlan:
     """Plans how Q, K or V is packed of sent tokens only. Raises CutUnknown if it is unclear."""
     before, tokens = leg.exchange.token_rows or (0, 0)
-    rows = {item.node: known(item.rows) or 0 for item in leg.projections}
+    rows = {item.node: static_size(item.rows) or 0 for item in leg.projections}
     if not tokens or sum(rows.values()) % tokens:
         raise CutUnknown(f"projections of {leg.role.upper()} have other rows than tokens")
     batch = sum(rows.values()) // tokens

@@ -142,9 +142,9 @@ def test_v_is_sent_before_q_and_k_are_projected(name: str, chunks: int, runs: in
 def test_no_wait_stands_before_the_last_start_of_the_way_in(model: str) -> None:
     made = generated(model, 1, 1)
     for site in made.sites:
-        ways_in = [leg.exchange for leg in (site.q, site.k, site.v)]
-        last_start = made.last(item.start for item in ways_in)
-        assert last_start < made.first(item.wait for item in ways_in)
+        inputs = [leg.exchange for leg in (site.q, site.k, site.v)]
+        last_start = made.last(item.start for item in inputs)
+        assert last_start < made.first(item.wait for item in inputs)
 
 
 def test_a_chunk_is_attended_to_while_the_next_is_on_its_way(model: str) -> None:
@@ -153,9 +153,9 @@ def test_a_chunk_is_attended_to_while_the_next_is_on_its_way(model: str) -> None
         first, second = (
             made.place[node] for node in site.attention.nodes if "attention" in str(node.target)
         )
-        ways_in = [leg.exchange.chunks[1] for leg in (site.q, site.k, site.v)]
-        assert made.last(item.start for item in ways_in) < first
-        assert first < made.last(item.wait for item in ways_in)
+        inputs = [leg.exchange.chunks[1] for leg in (site.q, site.k, site.v)]
+        assert made.last(item.start for item in inputs) < first
+        assert first < made.last(item.wait for item in inputs)
         out = [(made.place[item.start], made.place[item.wait]) for item in site.o.exchange.chunks]
         assert first < out[0][0] < second < out[1][0]
         assert second < out[0][1]

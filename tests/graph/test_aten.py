@@ -106,6 +106,6 @@ def test_mask_of_a_decomposed_attention(
     assert [core.q.node, core.k.node, core.v.node] == inputs(graph)[:3]
     if is_mask:
         assert core.mask is not None
-        assert inputs(graph)[3] in [way.barrier for way in walk_back(core.mask)]
+        assert inputs(graph)[3] in [route.barrier for route in walk_back(core.mask)]
     else:
         assert core.mask is None

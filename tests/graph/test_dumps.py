@@ -108,7 +108,7 @@ class _NegateTheResult:
 
     name = "negate-the-result"
 
-    def run(self, graph: Graph, _found: Recognition) -> PassResult:
+    def run(self, graph: Graph, _recognition: Recognition) -> PassResult:
         output = graph.output_node()
         (result,) = output.args[0]  # type: ignore[misc]
         with graph.inserting_before(output):

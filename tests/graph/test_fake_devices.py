@@ -148,12 +148,12 @@ def each(test: Callable[..., None]) -> Callable[..., None]:
 
 @each
 def test_the_same_sites_are_found(name: str, kind: str) -> None:
-    found, on_cpu = rewritten(name, kind), rewritten(name, "cpu")
-    assert found.devices() == {kind}
+    recognition, on_cpu = rewritten(name, kind), rewritten(name, "cpu")
+    assert recognition.devices() == {kind}
     assert on_cpu.devices() == {"cpu"}
-    assert found.sites() == on_cpu.sites()
-    assert len(found.sites()) == 2
-    assert found.report.summary["declined"] == on_cpu.report.summary["declined"] == []
+    assert recognition.sites() == on_cpu.sites()
+    assert len(recognition.sites()) == 2
+    assert recognition.report.summary["declined"] == on_cpu.report.summary["declined"] == []
 
 
 @each

@@ -70,8 +70,8 @@ def test_a_local_flex_attention_is_nobodys_business() -> None:
 
     with fake_ranks(NUM_RANKS):
         (gm,) = capture(Local(attend=flex, heads=HEADS), torch.ones(2, 8, WIDTH))
-        found = recognize(gm.graph)
-    assert (found.sites, found.declined, found.unrelated) == ((), (), ())
+        recognition = recognize(gm.graph)
+    assert (recognition.sites, recognition.declined, recognition.unrelated) == ((), (), ())
 
 
 def test_flex_attention_is_an_attention_that_costs_what_others_cost() -> None:

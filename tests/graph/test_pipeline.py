@@ -45,7 +45,7 @@ class Edit:
     edit: Callable[[Graph], object]
     changed: bool = True
 
-    def run(self, graph: Graph, _found: Recognition) -> PassResult:
+    def run(self, graph: Graph, _recognition: Recognition) -> PassResult:
         self.edit(graph)
         return PassResult(changed=self.changed)
 

@@ -165,9 +165,9 @@ def test_the_way_out_alone_is_no_bystander() -> None:
 
     with fake_ranks(NUM_RANKS):
         (gm,) = capture(leave, torch.ones(8, HEADS, 2, 8))
-        found = recognize(gm.graph)
-    assert found.unrelated == ()
-    (item,) = found.declined
+        recognition = recognize(gm.graph)
+    assert recognition.unrelated == ()
+    (item,) = recognition.declined
     assert BREAK in item.reason and "comes from outside of this graph" in item.reason
 
 
@@ -180,8 +180,8 @@ def test_experts_on_inputs_of_a_graph_stay_bystanders() -> None:
 
     with fake_ranks(2):
         (gm,) = capture(Sent(), torch.ones(2, 4, WIDTH))
-        found = recognize(gm.graph)
-    assert (found.declined, len(found.unrelated)) == ((), 2)
+        recognition = recognize(gm.graph)
+    assert (recognition.declined, len(recognition.unrelated)) == ((), 2)
 
 
 # Other ops

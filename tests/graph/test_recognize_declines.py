@@ -46,10 +46,10 @@ def test_near_miss_is_declined_and_untouched(miss: NearMiss) -> None:
     with fake_ranks(miss.num_ranks):
         (gm,) = capture(miss.build(), *miss.arguments())
         before = _text(gm)
-        found = recognize(gm.graph)
-    assert (found.sites, found.unrelated) == ((), ())
-    _check_reasons(found.declined, miss)
-    assert all(item.node.graph is gm.graph for item in found.declined)
+        recognition = recognize(gm.graph)
+    assert (recognition.sites, recognition.unrelated) == ((), ())
+    _check_reasons(recognition.declined, miss)
+    assert all(item.node.graph is gm.graph for item in recognition.declined)
     assert _text(gm) == before
 
 
@@ -87,8 +87,8 @@ def test_group_that_this_process_does_not_know_is_declined() -> None:
         gm = _captured_block()
         for start in gm.graph.find_nodes(op="call_function", target=ALL_TO_ALL):
             start.update_arg(3, "elsewhere")
-        found = recognize(gm.graph)
-    (item,) = found.declined
+        recognition = recognize(gm.graph)
+    (item,) = recognition.declined
     assert "process group 'elsewhere' is not known to this process" in item.reason
 
 
@@ -98,8 +98,8 @@ def test_splits_that_do_not_fit_the_group_are_declined() -> None:
         gm = _captured_block()
         for start in gm.graph.find_nodes(op="call_function", target=ALL_TO_ALL):
             start.update_arg(3, pair.group_name)
-        found = recognize(gm.graph)
-    (item,) = found.declined
+        recognition = recognize(gm.graph)
+    (item,) = recognition.declined
     assert "4 splits for the 2 ranks" in item.reason
 
 
@@ -115,32 +115,32 @@ def test_one_bad_attention_does_not_hide_the_good_ones() -> None:
     with fake_ranks(NUM_RANKS):
         model = nn.Sequential(Block(), miss.build(), Block())
         (gm,) = capture(model, *miss.arguments())
-        found = recognize(gm.graph)
-    assert [site.index for site in found.sites] == [0, 1]
-    assert found.sites[0].q.exchange.start < found.sites[1].q.exchange.start
-    _check_reasons(found.declined, miss)
+        recognition = recognize(gm.graph)
+    assert [site.index for site in recognition.sites] == [0, 1]
+    assert recognition.sites[0].q.exchange.start < recognition.sites[1].q.exchange.start
+    _check_reasons(recognition.declined, miss)
 
 
 def test_gate_on_the_way_out_has_a_reason_of_its_own() -> None:
     with fake_ranks(NUM_RANKS):
         (gm,) = capture(Gated(), torch.ones(2, 5, WIDTH))
-        found = recognize(gm.graph)
-    (site,) = found.sites
-    (item,) = found.declined
+        recognition = recognize(gm.graph)
+    (site,) = recognition.sites
+    (item,) = recognition.declined
     assert item.node not in [exchange.start for exchange in site.exchanges]
-    assert "joins the result of an attention on its way out" in item.reason
+    assert "joins the result of an attention before its output exchange" in item.reason
     assert "aten.mul" in item.reason
-    assert found.unrelated == ()
+    assert recognition.unrelated == ()
 
 
 def test_experts_behind_an_unknown_attention_stay_unrelated() -> None:
     with fake_ranks(NUM_RANKS):
         model = nn.Sequential(Block(attend=linear_attention), Experts())
         (gm,) = capture(model, torch.ones(2, 5, WIDTH))
-        found = recognize(gm.graph)
+        recognition = recognize(gm.graph)
     starts = gm.graph.find_nodes(op="call_function", target=ALL_TO_ALL)
-    assert [item.node for item in found.declined] == starts[:3]
-    assert list(found.unrelated) == starts[4:]
+    assert [item.node for item in recognition.declined] == starts[:3]
+    assert list(recognition.unrelated) == starts[4:]
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -151,9 +151,9 @@ def _padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_heads_padded_late_are_counted_or_declined() -> None:
     with fake_ranks(NUM_RANKS):
         (gm,) = capture(Block(attend=_padded), torch.ones(2, 5, WIDTH))
-        found = recognize(gm.graph)
-    assert len(found.sites) + len(found.declined) == 1
-    for site in found.sites:
+        recognition = recognize(gm.graph)
+    assert len(recognition.sites) + len(recognition.declined) == 1
+    for site in recognition.sites:
         assert [leg.num_heads for leg in site.legs] == [HEADS] * 4
 
 
@@ -165,9 +165,9 @@ def test_an_exchange_that_is_waited_for_twice_is_the_same_exchange() -> None:
             with gm.graph.inserting_after(wait):
                 again.append(emit(gm.graph, WAIT, wait, like=wait))
             wait.replace_all_uses_with(again[-1], lambda user: user is not again[-1])
-        found = recognize(gm.graph)
-    assert (found.declined, found.unrelated) == ((), ())
-    (site,) = found.sites
+        recognition = recognize(gm.graph)
+    assert (recognition.declined, recognition.unrelated) == ((), ())
+    (site,) = recognition.sites
     assert [exchange.wait for exchange in site.exchanges] == again
 
 
@@ -177,8 +177,8 @@ def test_bystanders_are_left_alone(case: tuple[str, type, int, int]) -> None:
     with fake_ranks(NUM_RANKS):
         (gm,) = capture(build(), torch.ones(2, 5, WIDTH))
         before = _text(gm)
-        found = recognize(gm.graph)
-    assert [item.reason for item in found.declined] == []
-    assert (len(found.sites), len(found.unrelated)) == (num_sites, num_unrelated)
-    assert all(node.target is ALL_TO_ALL for node in found.unrelated)
+        recognition = recognize(gm.graph)
+    assert [item.reason for item in recognition.declined] == []
+    assert (len(recognition.sites), len(recognition.unrelated)) == (num_sites, num_unrelated)
+    assert all(node.target is ALL_TO_ALL for node in recognition.unrelated)
     assert _text(gm) == before

@@ -123,7 +123,7 @@ def test_exchanges_have_the_groups_and_sizes_of_the_model(name: str) -> None:
     for leg in seen.site.legs:
         exchange = leg.exchange
         rows = _shape(exchange.start)[0] // idiom.num_ranks
-        assert exchange.way == ("out" if leg.role == "o" else "in")
+        assert exchange.direction == ("out" if leg.role == "o" else "in")
         assert (exchange.group, exchange.ranks) == ("0", tuple(range(idiom.num_ranks)))
         assert _hints(exchange.splits) == (rows,) * idiom.num_ranks
         assert exchange.wait in exchange.start.users

@@ -79,12 +79,12 @@ def test_phases_carry_the_same_bit_for_bit(name: str, payload: Payload) -> None:
     assert same(flat.caches, phased.caches)
 
 
-def _in_order_of_tasks(graph: Graph, found: Recognition) -> PassResult:
+def _in_order_of_tasks(graph: Graph, recognition: Recognition) -> PassResult:
     """As a schedule leaves it: light nodes where they are needed, copies early."""
     graph.eliminate_dead_code()
     anchors = [node for node in graph.nodes if is_anchor(node)]
     reorder(graph, node_order(graph, anchors, range(len(anchors))))
-    return PassResult(True, found)
+    return PassResult(True, recognition)
 
 
 @pytest.mark.parametrize(

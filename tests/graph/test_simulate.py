@@ -35,8 +35,8 @@ def at_96() -> Simulation:
     )
 
 
-def _row(simulation: Simulation, way: str) -> Row:
-    (row,) = (row for row in simulation.rows if row.way == way)
+def _row(simulation: Simulation, variant: str) -> Row:
+    (row,) = (row for row in simulation.rows if row.variant == variant)
     return row
 
 
@@ -49,13 +49,13 @@ def test_the_microbenchmark_is_reproduced() -> None:
 
 
 def test_messages_are_those_of_the_paper(at_96: Simulation) -> None:
-    counts = {row.way: row.messages_per_exchange for row in at_96.rows}
+    counts = {row.variant: row.messages_per_exchange for row in at_96.rows}
     assert counts["flat"] == 9120
     assert counts["tapa"] == 4608
 
 
 def test_each_way_runs_the_phases_it_names(at_96: Simulation) -> None:
-    phases = {row.way: row.phases for row in at_96.rows}
+    phases = {row.variant: row.phases for row in at_96.rows}
     auto = phases.pop("auto")
     assert phases == {
         "flat": "one phase",
@@ -91,8 +91,8 @@ def test_bytes_are_those_of_padded_heads(at_96: Simulation) -> None:
 
 def test_the_slow_links_carry_the_same_bytes_in_fewer_messages(at_96: Simulation) -> None:
     flat, tapa = (
-        {use.link: use for use in _row(at_96, way).links}["slingshot-11"]
-        for way in ("flat", "tapa")
+        {use.link: use for use in _row(at_96, variant).links}["slingshot-11"]
+        for variant in ("flat", "tapa")
     )
     assert tapa.rank_bytes == pytest.approx(flat.rank_bytes)
     assert tapa.messages < flat.messages
@@ -130,8 +130,8 @@ def test_the_picture_shows_every_row(at_96: Simulation, tmp_path: Path) -> None:
     drawn = (tmp_path / "bars.svg").read_text()
     assert "<!-- ms per step (simulated) -->" in drawn
     for row in at_96.rows:
-        assert f"<!-- {row.way.split(' | ')[0]}" in drawn
-        assert f"{row.speedup:.2f}x" in drawn or row.way == "flat"
+        assert f"<!-- {row.variant.split(' | ')[0]}" in drawn
+        assert f"{row.speedup:.2f}x" in drawn or row.variant == "flat"
 
 
 def test_the_process_is_left_as_it_was(at_96: Simulation) -> None:  # noqa: ARG001

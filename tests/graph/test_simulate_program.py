@@ -144,9 +144,9 @@ def test_what_the_compiler_scheduled_takes_as_long_as_it_estimated() -> None:
     """The estimate is of matmuls, attentions and exchanges; what makes results is left out."""
     with fake_ranks(12):
         (gm,) = capture(Block(attend=fused, heads=24), torch.ones(2, 256, WIDTH))
-        found = recognize(gm.graph)
+        recognition = recognize(gm.graph)
     costs = simulated_costs(AURORA_TILE, TOPOLOGY, [gm.graph])
-    tasks = graph_tasks(gm.graph, found, costs)
+    tasks = graph_tasks(gm.graph, recognition, costs)
     estimate = estimate_schedule(tasks.tasks)
     assert estimate.order != tuple(range(len(tasks.tasks)))
     results_s = unneeded_seconds(gm.graph, costs)

@@ -34,8 +34,8 @@ def test_a_dump_that_cannot_be_written_is_said_once(
     torch._dynamo.reset()
     tmp_path.joinpath("rank_001").touch()  # where the folder of this rank would be
     with fake_ranks(4, rank=1):
-        found = cocodiff_compile.explain(Block().eval(), X, options={"debug_dir": tmp_path})
-    assert len(found.sites) == 1
+        recognition = cocodiff_compile.explain(Block().eval(), X, options={"debug_dir": tmp_path})
+    assert len(recognition.sites) == 1
     assert said("dumps of this rank are incomplete") == 1
 
 

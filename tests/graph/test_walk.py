@@ -37,8 +37,8 @@ def test_sizes_are_not_walked_through() -> None:
     graph = traced(_sized_by_another, torch.ones(1, 4), torch.ones(3, 5), sizes="symbolic")
     x, other = inputs(graph)
     assert other.users, "its size is read"
-    assert [way.barrier for way in walk_back(result(graph))] == [x]
-    assert graph.output_node() in [way.barrier for way in walk_forward(x)]
+    assert [route.barrier for route in walk_back(result(graph))] == [x]
+    assert graph.output_node() in [route.barrier for route in walk_forward(x)]
 
 
 def test_a_tensor_of_which_only_the_size_is_read_reaches_nothing() -> None:
@@ -49,8 +49,8 @@ def test_a_tensor_of_which_only_the_size_is_read_reaches_nothing() -> None:
 def test_a_walk_ends_at_the_first_matmul() -> None:
     graph = traced(lambda x, y: ((x @ y).relu() @ y).relu(), torch.ones(4, 4), torch.ones(4, 4))
     first, second = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
-    assert [way.barrier for way in walk_back(result(graph))] == [second]
-    assert [way.barrier for way in walk_forward(first)] == [second]
+    assert [route.barrier for route in walk_back(result(graph))] == [second]
+    assert [route.barrier for route in walk_forward(first)] == [second]
 
 
 def _nested(x: Tensor) -> Tensor:
@@ -80,14 +80,14 @@ CUTS: list[tuple[str, Callable[[Tensor], Tensor], tuple[Cut, ...]]] = [
 def test_cuts_are_counted_in_columns_of_the_root(
     function: Callable[[Tensor], Tensor], cuts: tuple[Cut, ...]
 ) -> None:
-    (way,) = walk_back(result(traced(function, torch.ones(4, 16))))
-    found = trace_root(way.path)
+    (route,) = walk_back(result(traced(function, torch.ones(4, 16))))
+    found = trace_root(route.path)
     assert (found.cuts, found.stopped_by) == (cuts, "")
 
 
 def test_a_slice_with_a_step_ends_a_trace() -> None:
     graph = traced(lambda x: x[:, ::2].relu(), torch.ones(4, 16))
-    (way,) = walk_back(result(graph))
-    found = trace_root(way.path)
+    (route,) = walk_back(result(graph))
+    found = trace_root(route.path)
     assert (found.cuts, found.node) == ((), inputs(graph)[0])
     assert "no consecutive part" in found.stopped_by

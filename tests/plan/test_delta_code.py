@@ -1,4 +1,4 @@
-"""Coded differences: how many bytes travel, and what they stand for.
+"""Coded differences: how many bytes are sent, and what they stand for.
 
 The arithmetic is checked against `steps_of` and `numbers_of`, which know of words only how they are
 unpacked: the last hold twelve bits per group for its scale, and elements stand for the middle of a

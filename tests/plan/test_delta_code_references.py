@@ -42,7 +42,7 @@ from tests.support.coded import (
 
 
 def words_of(values: Tensor, reference: Tensor, bits: int, is_intra_coded: bool = False) -> Tensor:
-    """What travels, as whole numbers."""
+    """Returns what is sent, as whole numbers."""
     return send(values, reference, bits, is_intra_coded)[0].view(torch.int32)
 
 

@@ -105,7 +105,7 @@ def test_the_way_out_hides_behind_what_does_not_need_it() -> None:
 
 
 def test_independent_work_fills_the_longest_gap_on_the_way_in() -> None:
-    """Where exchanges of the way in take longer than anything else, the MLP goes there."""
+    """Where exchanges of the input exchange take longer than anything else, the MLP goes there."""
     tasks = model(exchange_ms=30, blocks=1)
     order = names(tasks, list_schedule(tasks).order)
     assert order.index("mlp 0") < order.index("attention 0")
@@ -185,7 +185,7 @@ def test_chunks_of_one_attention_use_their_own_exchanges_only() -> None:
     assert len(attentions) == 2
     assert not set(attentions[0].needs) & set(attentions[1].needs)
     (to_out,) = (task for task in chunked if task.name == "to_out 0")
-    assert len(to_out.needs) == 3  # both ways out, and the MLP
+    assert len(to_out.needs) == 3  # both output exchanges, and the MLP
     for before, after in zip(_totals(tasks), _totals(chunked), strict=True):
         assert after == pytest.approx(before, rel=0.01)  # launches come on top
 

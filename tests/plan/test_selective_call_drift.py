@@ -86,7 +86,7 @@ LOSSES = [(1e-20, None, 1), (100.0, None, None), (float("nan"), None, None), (1e
 def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_none(
     drift: float, worst: float | None, bits: int | None, target: float, first: Payload
 ) -> None:
-    """Where no number of bits suffices a step travels in full, not in the code that failed."""
+    """Where no number of bits suffices a step is sent uncompressed, not in the code that failed."""
     policy, most = Adaptive(target), Payload.uniform(8)
     compiled = Compiled(policy)
     with denoising(num_steps=9) as run:

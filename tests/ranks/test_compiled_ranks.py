@@ -83,7 +83,7 @@ def _compiled(name: str, heads: int, topology: str) -> dict[str, Any]:
         "difference to eager": float((ours - eager).abs().max()),
         "phases": {len(leg["phases"]) for site in sites for leg in site["legs"]},
         "chunks": {leg["chunks"] for site in sites for leg in site["legs"]},
-        "ways out": {site["legs"][-1]["chunks"] for site in sites},
+        "output exchanges": {site["legs"][-1]["chunks"] for site in sites},
         "ordered": all(report.report.is_ordered for report in reports),
         "sites": len(sites),
         "expected sites": expected_sites,
@@ -107,7 +107,7 @@ def test_ranks_with_all_passes_equal_inductor_and_one_process(
         assert result["sites"] == result["expected sites"] > 0
         assert result["phases"] == {len(AXES[num_ranks])}
         assert result["chunks"] <= {2, 4}  # of heads, and of tokens where those came in chunks
-        assert result["ways out"] == {4}
+        assert result["output exchanges"] == {4}
         assert result["ordered"]
 
 

@@ -23,9 +23,13 @@ def decided(name: str, options: Mapping[str, Any], **known: Any) -> Run:
     """The stage `name` under these options; `known` are fields of what it decides by."""
     deciding = Deciding(CompileConfig.from_options(options), **known)
 
-    def run(graph: Graph, found: Recognition) -> PassResult:
-        chosen = dict(STAGES)[name](deciding, graph, found)
-        return PassResult(changed=False) if chosen is None else apply_choice(chosen, graph, found)
+    def run(graph: Graph, recognition: Recognition) -> PassResult:
+        chosen = dict(STAGES)[name](deciding, graph, recognition)
+        return (
+            PassResult(changed=False)
+            if chosen is None
+            else apply_choice(chosen, graph, recognition)
+        )
 
     return run
 

@@ -1,9 +1,9 @@
 """Ulysses attentions as people write them, each a few lines on one skeleton.
 
     project   x [B, S, W]    -> q, k, v [B, S, H, D]
-    enter     q, k, v        -> [B, N, h, D]         the layout's way in
+    enter     q, k, v        -> [B, N, h, D]         the layout's input exchange
     attend    q, k, v        -> [B, N, h, D]
-    leave     [B, N, h, D]   -> [B, S, H, D]         the layout's way out
+    leave     [B, N, h, D]   -> [B, S, H, D]         the layout's output exchange
 
 `reference` leaves out enter and leave: the same attention, unsharded, on the whole sequence.
 """

@@ -31,7 +31,7 @@ from tests.support.hand_written import (
 NUM_RANKS = 4
 
 
-# Ways in and out that are not Ulysses'; [B, S, H, D] -> [B, N, h, D] and back
+# Input and output exchanges that are not Ulysses'; [B, S, H, D] -> [B, N, h, D] and back
 
 
 def uneven_in(x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def interleaved_in(x: Tensor) -> Tensor:
 
 
 def over_group(other: dist.ProcessGroup, x: Tensor) -> Tensor:
-    """The way in, over a second group of as many ranks."""
+    """The input exchange, over a second group of as many ranks."""
     batch, tokens, heads, size = x.shape
     x = x.reshape(batch, tokens, NUM_RANKS, heads // NUM_RANKS, size).permute(2, 1, 0, 3, 4)
     x = funcol.all_to_all_single(x.flatten(), None, None, other)
@@ -378,27 +378,27 @@ NEAR_MISSES = [
         count=3,
     ),
     NearMiss(
-        "way out scatters head sizes",
+        "output exchange scatters head sizes",
         _with(Layout(hw.each(hw.diffusers_in), scattered_sizes_out)),
-        ("the way out scatters dim 3 of the result", "its tokens are dim 2"),
+        ("the output exchange scatters dim 3 of the result", "its tokens are dim 2"),
     ),
     NearMiss(
-        "way out gathers tokens",
+        "output exchange gathers tokens",
         _with(Layout(hw.each(hw.diffusers_in), gathered_tokens_out)),
         ("gathers",),
     ),
     NearMiss(
-        "way out interleaves heads",
+        "output exchange interleaves heads",
         _with(Layout(hw.each(hw.diffusers_in), interleaved_heads_out)),
         ("received heads are interleaved over the ranks", "rank 4"),
     ),
     NearMiss(
-        "way in scatters head sizes",
+        "input exchange scatters head sizes",
         _with(Layout(hw.each(sizes_in), sizes_out)),
         ("the exchange scatters dim 3",),
     ),
     NearMiss(
-        "way in scatters samples",
+        "input exchange scatters samples",
         _with(Layout(hw.each(samples_in), samples_out)),
         ("the exchange scatters dim 0", "samples"),
         batch=4,

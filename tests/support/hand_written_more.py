@@ -17,7 +17,7 @@ VALUE_SIZE = 4
 MLP_WIDTH = 40
 
 
-# Ways in and attentions
+# Input exchanges and attentions
 
 
 def grouped_in(x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class ImageFirst(hw.Joint):
 
 
 class Gated(Block):
-    """A gate is exchanged like the query and multiplied onto the result on its way out."""
+    """A gate is exchanged like the query and multiplied onto the result before that is sent."""
 
     def build(self) -> None:
         super().build()

@@ -1,4 +1,4 @@
-"""More that recognition must not take for Ulysses: other attentions, ways out, second groups."""
+"""More that recognition must not take for Ulysses: other attentions, exchanges, second groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.transpose(-2, -1)).sigmoid() @ v).transpose(1, 2)
 
 
-# Ways in and out
+# Input and output exchanges
 
 
 def round_robin_tokens_out(x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def _leaving(
     name: str, leave: Callable[[Tensor], Tensor], *reason: str, attend: hw.Attend = hw.fused
 ) -> NearMiss:
     layout = Layout(hw.each(hw.diffusers_in), leave)
-    return NearMiss(f"way out {name}", partial(AnyRows, layout, attend), reason)
+    return NearMiss(f"output exchange {name}", partial(AnyRows, layout, attend), reason)
 
 
 _not_known = ("heads are exchanged", "no attention this pass knows")
@@ -136,7 +136,7 @@ MORE_NEAR_MISSES = [
         ("whether dims {1} hold samples or heads is unclear",),
     ),
     NearMiss(
-        "way in scatters samples, rows dropped",
+        "input exchange scatters samples, rows dropped",
         partial(
             Block,
             Layout(hw.each(samples_in), samples_out),

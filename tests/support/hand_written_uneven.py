@@ -113,7 +113,7 @@ class PaddedTokens:
 
 
 class PadsTokens(Block):
-    """Pads the tokens of this rank before the way in and cuts them off after the way out."""
+    """Pads the tokens of this rank before its exchanges and drops the padding after them."""
 
     def forward(self, x: Tensor, *extra: Tensor) -> Tensor:
         padding = (0, 0, 0, 0, 0, _missing(x.shape[1], BLOCK))

@@ -56,7 +56,7 @@ class Idiom:
     carries: Mapping[str, str] = field(
         default_factory=lambda: dict(zip("qkvo", "qkvo", strict=True))
     )
-    """Which roles travel in the exchange of each role."""
+    """The roles that are sent in the exchange of each role."""
     projections: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SEPARATE)
     columns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     independent: tuple[str, ...] = ()

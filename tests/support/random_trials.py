@@ -38,32 +38,32 @@ FAST = Device("fast next to the links", 1e12, 1e12, 1.0, 1.0, 1.0, 1e-7)
 Run = Callable[[Graph, Recognition, Machine], PassResult]
 
 
-def _split_projections(graph: Graph, found: Recognition, _on: Machine) -> PassResult:
-    number = split_projections(graph, found)
+def _split_projections(graph: Graph, recognition: Recognition, _on: Machine) -> PassResult:
+    number = split_projections(graph, recognition)
     graph.eliminate_dead_code()
     return PassResult(bool(number), recognize(graph))
 
 
-def _chunk_heads(graph: Graph, found: Recognition, _on: Machine) -> PassResult:
-    return ChunkHeads(2).run(graph, found)
+def _chunk_heads(graph: Graph, recognition: Recognition, _on: Machine) -> PassResult:
+    return ChunkHeads(2).run(graph, recognition)
 
 
-def _chunk_tokens(graph: Graph, found: Recognition, _on: Machine) -> PassResult:
-    return in_token_chunks(2, rows_differ)(graph, found)
+def _chunk_tokens(graph: Graph, recognition: Recognition, _on: Machine) -> PassResult:
+    return in_token_chunks(2, rows_differ)(graph, recognition)
 
 
-def _split_phases(graph: Graph, found: Recognition, on: Machine) -> PassResult:
-    return in_phases({"0": on}, "on")(graph, found)
+def _split_phases(graph: Graph, recognition: Recognition, on: Machine) -> PassResult:
+    return in_phases({"0": on}, "on")(graph, recognition)
 
 
-def _order(graph: Graph, found: Recognition, on: Machine) -> PassResult:
-    return in_v_first_order(Costs(FAST, {"0": on}, "on"))(graph, found)
+def _order(graph: Graph, recognition: Recognition, on: Machine) -> PassResult:
+    return in_v_first_order(Costs(FAST, {"0": on}, "on"))(graph, recognition)
 
 
-def _send_uncompressed(graph: Graph, found: Recognition, _on: Machine) -> PassResult:
+def _send_uncompressed(graph: Graph, recognition: Recognition, _on: Machine) -> PassResult:
     """V-Major's graph for a denoising step in which everything is sent as it is."""
     cached_roles = CachedRoles.for_payloads((UNCOMPRESSED, Payload.uniform(4)))
-    return SelectVMajor(UNCOMPRESSED, cached_roles, "sent").run(graph, found)
+    return SelectVMajor(UNCOMPRESSED, cached_roles, "sent").run(graph, recognition)
 
 
 PASSES: Mapping[str, Run] = {
@@ -75,14 +75,14 @@ PASSES: Mapping[str, Run] = {
 }
 
 
-def _all(graph: Graph, found: Recognition, on: Machine) -> PassResult:
+def _all(graph: Graph, recognition: Recognition, on: Machine) -> PassResult:
     """One pass after the other, as in a compile."""
     changed = False
     for run in PASSES.values():
-        result = run(graph, found, on)
-        found, changed = result.recognition or found, changed or result.changed
+        result = run(graph, recognition, on)
+        recognition, changed = result.recognition or recognition, changed or result.changed
         graph.eliminate_dead_code()
-    return PassResult(changed, found)
+    return PassResult(changed, recognition)
 
 
 RUNS: Mapping[str, Run] = {**PASSES, "all": _all, "select-v-major": _send_uncompressed}
@@ -119,8 +119,8 @@ def try_seed(seed: int) -> Trial:
     on = machine(*GRIDS[chosen.ranks])
     with fake_ranks(chosen.ranks):
         gm, values = capture_call(model, *model.arguments())
-        found = recognize(gm.graph)
-        trial = Trial(seed, model.description, len(found.sites), chosen.layers, {})
+        recognition = recognize(gm.graph)
+        trial = Trial(seed, model.description, len(recognition.sites), chosen.layers, {})
         rewritten = {name: _run(gm, run, on) for name, run in RUNS.items()}
     outcomes = {}
     for name, (ours, outcome) in rewritten.items():
@@ -150,8 +150,8 @@ def _run(gm: GraphModule, run: Run, on: Machine) -> tuple[GraphModule, str]:
     ours.graph.eliminate_dead_code()
     before = str(ours.graph)
     try:
-        found = recognize(ours.graph)
-        result = run(ours.graph, found, on)
+        recognition = recognize(ours.graph)
+        result = run(ours.graph, recognition, on)
     except Exception as error:
         return ours, f"{type(error).__name__}: {error}"
     ours.graph.eliminate_dead_code()
@@ -161,4 +161,4 @@ def _run(gm: GraphModule, run: Run, on: Machine) -> tuple[GraphModule, str]:
         return ours, "rewritten"
     if str(ours.graph) != before:
         return ours, "changed a graph that it says it left"
-    return ours, "declined" if result.declined or found.declined or result.notes else "left"
+    return ours, "declined" if result.declined or recognition.declined or result.notes else "left"

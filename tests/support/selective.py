@@ -139,8 +139,8 @@ def idiom(name: str, num_ranks: int = NUM_RANKS) -> Captured:
         return captured_of(gm, values)
 
 
-def in_phases(graph: Graph, found: Recognition) -> PassResult:
-    result = decided.in_phases({"0": GRID}, "on")(graph, found)
+def in_phases(graph: Graph, recognition: Recognition) -> PassResult:
+    result = decided.in_phases({"0": GRID}, "on")(graph, recognition)
     assert result.changed
     assert result.recognition is not None
     pieces = [piece for site in result.recognition.sites for piece in site.pieces]
@@ -200,9 +200,9 @@ def _built(base: Captured, select: SelectVMajor, then: Pass | None) -> tuple[_Va
         assert broken_rule(own.graph) == ""
         last = then(own.graph, result.recognition or own.found) if then else result
         assert broken_rule(own.graph) == ""
-    found = last.recognition
-    assert found is not None
-    results = [piece.result for site in found.sites for piece in site.pieces]
+    recognition = last.recognition
+    assert recognition is not None
+    results = [piece.result for site in recognition.sites for piece in site.pieces]
     is_whole = set(packed) <= set(own.graph.nodes)
     return _Variant(own.graph, packed if is_whole else (), results), result
 
@@ -276,7 +276,7 @@ class Selective:
         return self.exact(inputs, instead)
 
     def with_packed(self, inputs: Sequence[PerRank], step: Step) -> Step:
-        """As captured, but for what is packed: what would result if all of it travelled."""
+        """Returns the result as captured, but with what was packed sent whole."""
         packed = [bound(piece.start)["input"] for piece in self.base.pieces]
         return self.exact(inputs, dict(zip(packed, step.packed, strict=True)))
 

@@ -46,8 +46,8 @@ FAST = Device("fast next to the links", 1e12, 1e12, 1.0, 1.0, 1.0, 1e-7)
 
 def chunk_all(gm: GraphModule, count: int) -> tuple[GraphModule, PassResult]:
     chunked = GraphModule(gm, copy.deepcopy(gm.graph))
-    found = recognize(chunked.graph)
-    result = ChunkHeads(count).run(chunked.graph, found)
+    recognition = recognize(chunked.graph)
+    result = ChunkHeads(count).run(chunked.graph, recognition)
     chunked.graph.lint()
     assert broken_rule(chunked.graph) == ""
     return chunked, result
@@ -85,17 +85,17 @@ def test_idiom_in_chunks_is_whole_bit_for_bit(name: str) -> None:
     assert not torch.equal(whole[0][0], whole[1][0])
 
 
-def test_as_many_bytes_travel_in_chunks() -> None:
+def test_as_many_bytes_are_sent_in_chunks() -> None:
     small = SMALL_MODELS["flux"]
     model = small.build(num_layers=1, heads=12)
     inputs = small.inputs(model)
     with fake_ranks(2):
         parallelize(model)
         gm, _ = capture_call(model, **inputs)
-        found = recognize(gm.graph)
+        recognition = recognize(gm.graph)
         _, result = chunk_all(gm, 3)
     assert result.recognition is not None
-    for before, after in zip(found.sites, result.recognition.sites, strict=True):
+    for before, after in zip(recognition.sites, result.recognition.sites, strict=True):
         assert len(after.pieces) == 3 * len(before.pieces)
         assert sum(int(item.size_bytes) for item in after.pieces) == sum(
             int(item.size_bytes) for item in before.pieces
@@ -113,7 +113,7 @@ def test_one_chunk_and_no_site_leave_the_graph_to_the_letter() -> None:
 
 
 def test_a_wrong_chunk_is_caught() -> None:
-    """The proof itself: the same graph with two chunks swapped on their way out is not equal."""
+    """The comparison can fail: with two chunks swapped before they are sent, results differ."""
     (idiom, *_) = IDIOMS
     idiom = replace(idiom, num_ranks=6)
     with fake_ranks(6):

@@ -198,9 +198,9 @@ def test_a_rank_that_compiles_again_alone_asks_nobody() -> None:
     """Its plan was tried by all ranks before, or is tried by this one."""
     with fake_ranks(6):
         gm, _ = _flux()
-        found = recognize(gm.graph)
-        plan = plan_tokens(gm.graph, found.sites, 2)
-        group = found.sites[0].q.exchange.group
+        recognition = recognize(gm.graph)
+        plan = plan_tokens(gm.graph, recognition.sites, 2)
+        group = recognition.sites[0].q.exchange.group
         assert rows_differ_on_any(plan, group, alone=True) == ""
 
 
@@ -220,13 +220,13 @@ def _flux() -> tuple[GraphModule, list[Any]]:
     return gm, values
 
 
-def test_as_many_bytes_travel_and_as_many_rows_are_computed() -> None:
+def test_as_many_bytes_are_sent_and_as_many_rows_are_computed() -> None:
     with fake_ranks(6):
         gm, _ = _flux()
-        found = recognize(gm.graph)
+        recognition = recognize(gm.graph)
         _, result = chunked(gm, 3)
     assert result.recognition is not None
-    for before, after in zip(found.sites, result.recognition.sites, strict=True):
+    for before, after in zip(recognition.sites, result.recognition.sites, strict=True):
         assert sum(int(item.size_bytes) for item in after.pieces) == sum(
             int(item.size_bytes) for item in before.pieces
         )
@@ -256,7 +256,7 @@ def _rows(node: Node) -> int:
 
 
 def test_a_wrong_chunk_is_caught() -> None:
-    """The proof itself: with one chunk of a way out sent twice the result is another."""
+    """The comparison can fail: with one chunk of an output exchange sent twice, results differ."""
     with fake_ranks(6):
         gm, values = _flux()
         ours, result = chunked(gm, 2)
@@ -307,9 +307,9 @@ def test_chunks_are_made_where_they_are_estimated_to_pay(device: Device, is_cut:
     on = machine(2, 3)
     with fake_ranks(6):
         gm, _ = _flux()
-        found = recognize(gm.graph)
-        costs = Costs(device, {found.sites[0].q.exchange.group: on}, "off")
-        result = in_token_chunks(costs, rows_differ)(gm.graph, found)
+        recognition = recognize(gm.graph)
+        costs = Costs(device, {recognition.sites[0].q.exchange.group: on}, "off")
+        result = in_token_chunks(costs, rows_differ)(gm.graph, recognition)
     assert result.changed == is_cut
     assert "estimated" in result.notes[-1]
 
@@ -320,14 +320,14 @@ def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
     """The tasks of a sketch are those of the graph in chunks, in every field."""
     with fake_ranks(6):
         gm, _, _ = captured_model(name, **ENOUGH)
-        found = recognize(gm.graph)
-        costs = Costs(SLOW_LINKS, {found.sites[0].q.exchange.group: machine(2, 3)}, "off")
-        counts = dict.fromkeys(range(len(found.sites)), head_chunks)
-        found = chunk_heads(gm.graph, found, counts).recognition or found
+        recognition = recognize(gm.graph)
+        costs = Costs(SLOW_LINKS, {recognition.sites[0].q.exchange.group: machine(2, 3)}, "off")
+        counts = dict.fromkeys(range(len(recognition.sites)), head_chunks)
+        recognition = chunk_heads(gm.graph, recognition, counts).recognition or recognition
         before = str(gm.graph)
-        estimated = token_chunk_tasks(gm.graph, found, costs, 2)
+        estimated = token_chunk_tasks(gm.graph, recognition, costs, 2)
         assert str(gm.graph) == before
-        result = in_token_chunks(2)(gm.graph, found)
+        result = in_token_chunks(2)(gm.graph, recognition)
     assert result.changed
     assert result.recognition is not None
     assert estimated == graph_tasks(gm.graph, result.recognition, costs).tasks

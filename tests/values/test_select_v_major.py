@@ -99,7 +99,7 @@ def expected_messages(
 
 
 def bits_of_pieces(base: Captured, payload: Payload) -> list[int]:
-    """Where roles travel together, those of the last: all ask for the same then."""
+    """Returns the last role of an exchange: roles that are sent together ask for the same."""
     bits = {
         leg.exchange.start: payload.bits_of()[leg.role]
         for site in base.found.sites
@@ -191,9 +191,9 @@ def test_bytes_are_those_of_bits_of_scales_per_head_of_a_token_and_of_spreads(
     selective = Selective(base, payload, LEANING)
     graph = selective.variants[payload].graph
     starts = graph.find_nodes(op="call_function", target=ALL_TO_ALL)
-    found = selective.results[payload].recognition
-    assert found is not None
-    pieces = [piece for site in found.sites for piece in site.pieces]
+    recognition = selective.results[payload].recognition
+    assert recognition is not None
+    pieces = [piece for site in recognition.sites for piece in site.pieces]
     assert {piece.start for piece in pieces} == set(starts)
     assert num_gathers(graph) == num_gathers(base.graph)
     for before, after, bits, group in zip(
@@ -202,8 +202,8 @@ def test_bytes_are_those_of_bits_of_scales_per_head_of_a_token_and_of_spreads(
         elements = bound(before.start)["input"].meta["val"].numel()
         scales = 4 * NUM_RANKS * num_words(elements // group // NUM_RANKS, SCALE_BITS)
         coded = elements * bits // 8 + scales + NUM_RANKS * group
-        travelling = size_bytes(bound(after.start)["input"])
-        assert travelling == after.size_bytes == (coded if bits != FULL else before.size_bytes)
+        sent = size_bytes(bound(after.start)["input"])
+        assert sent == after.size_bytes == (coded if bits != FULL else before.size_bytes)
 
 
 def test_one_exchange_of_several_roles_takes_the_most_that_any_asks_for() -> None:
@@ -212,9 +212,9 @@ def test_one_exchange_of_several_roles_takes_the_most_that_any_asks_for() -> Non
     assert len(site.exchanges) == 2
     for bits, expected in (((2, 4, 3, 8), 4), ((1, 8, 2, 4), 8), ((2, FULL, 8, 4), FULL)):
         selective = Selective(base, Payload(bits), UNCOMPRESSED, Payload.uniform(4))
-        found = selective.results[Payload(bits)].recognition
-        assert found is not None
-        before, after = base.pieces[0], found.sites[0].q.exchange
+        recognition = selective.results[Payload(bits)].recognition
+        assert recognition is not None
+        before, after = base.pieces[0], recognition.sites[0].q.exchange
         elements = bound(before.start)["input"].meta["val"].numel()
         scales = 4 * NUM_RANKS * num_words(elements // 8 // NUM_RANKS, SCALE_BITS)
         coded = elements // 8 * expected + scales + NUM_RANKS * 8

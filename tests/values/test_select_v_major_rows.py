@@ -197,13 +197,13 @@ def test_where_streams_are_together_their_tokens_are_all_computed() -> None:
 def test_where_output_is_reused_attention_and_output_exchange_are_of_sent_tokens(name: str) -> None:
     base = model(name)
     selective = Selective(base, UNCOMPRESSED, HALF, HALF_AND_OUTPUT)
-    found = selective.results[HALF_AND_OUTPUT].recognition
-    assert found is not None
+    recognition = selective.results[HALF_AND_OUTPUT].recognition
+    assert recognition is not None
     tokens = [int(site.q.tokens_per_rank) for site in base.found.sites]
     sent = [NUM_RANKS * (count - count // 2) for count in tokens]
     assert num_queries(selective.variants[HALF_AND_OUTPUT].graph) == sent
     assert num_queries(selective.variants[HALF].graph) == [NUM_RANKS * count for count in tokens]
-    for count, before, after in zip(tokens, base.found.sites, found.sites, strict=True):
+    for count, before, after in zip(tokens, base.found.sites, recognition.sites, strict=True):
         for old, new in zip(before.legs, after.legs, strict=True):
             whole = int(old.exchange.size_bytes)
             assert new.exchange.size_bytes == whole * (count - count // 2) // count
@@ -221,9 +221,9 @@ def test_what_is_projected_together_is_computed_of_all_tokens() -> None:
     )
     assert not selective.results[HALF_AND_OUTPUT].declined
     nodes = set(selective.variants[HALF_AND_OUTPUT].graph.nodes)
-    found = selective.results[HALF_AND_OUTPUT].recognition
-    assert found is not None
-    for site in found.sites:
+    recognition = selective.results[HALF_AND_OUTPUT].recognition
+    assert recognition is not None
+    for site in recognition.sites:
         assert {item.node for leg in site.legs for item in leg.projections} <= nodes
     reference = RowsByContract(selective, HALF_AND_OUTPUT, apart=True, text_first=True)
     for number, inputs in enumerate(base.inputs(2)):
@@ -275,9 +275,9 @@ def test_each_attention_skips_its_own_share() -> None:
     base = model("flux")
     assert len(base.found.sites) == 2
     selective = Selective(base, UNCOMPRESSED, HALF_AND_OUTPUT, layers=(0.0, 0.5))
-    found = selective.results[HALF_AND_OUTPUT].recognition
-    assert found is not None
-    for before, after, share in zip(base.found.sites, found.sites, (0.0, 0.25), strict=True):
+    recognition = selective.results[HALF_AND_OUTPUT].recognition
+    assert recognition is not None
+    for before, after, share in zip(base.found.sites, recognition.sites, (0.0, 0.25), strict=True):
         tokens = int(before.q.tokens_per_rank)
         for old, new in zip(before.legs, after.legs, strict=True):
             sent = tokens - int(share * tokens)

@@ -115,10 +115,10 @@ def test_of_some_tokens_as_many_bytes_are_sent_as_they_have(name: str) -> None:
     base, payload = model(name), Payload((FULL, 4, FULL, 8), 0.5)
     selective = Selective(base, UNCOMPRESSED, payload)
     graph = selective.variants[payload].graph
-    found = selective.results[payload].recognition
-    assert found is not None
+    recognition = selective.results[payload].recognition
+    assert recognition is not None
     assert num_gathers(graph) == num_gathers(base.graph) + len(base.found.sites)
-    for before, after in zip(base.found.sites, found.sites, strict=True):
+    for before, after in zip(base.found.sites, recognition.sites, strict=True):
         tokens = int(before.v.tokens_per_rank)
         for old, new in zip(before.legs, after.legs, strict=True):
             bits = payload.bits_of()[old.role]

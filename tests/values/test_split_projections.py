@@ -34,16 +34,16 @@ def test_a_public_model_with_projections_apart_is_captured_bit_for_bit() -> None
     with fake_ranks(6):
         gm, values, _ = captured_model("flux2")
         apart = GraphModule(gm, copy.deepcopy(gm.graph))
-        found = recognize(apart.graph)
+        recognition = recognize(apart.graph)
         (fused,) = {
-            item.node for site in found.sites for item in site.v.projections if item.is_fused
+            item.node for site in recognition.sites for item in site.v.projections if item.is_fused
         }
-        assert split_projections(apart.graph, found) == 1
+        assert split_projections(apart.graph, recognition) == 1
         apart.graph.eliminate_dead_code()
         apart.graph.lint()
         assert broken_rule(apart.graph) == ""
         sites = recognize(apart.graph).sites
-    assert len(sites) == len(found.sites)
+    assert len(sites) == len(recognition.sites)
     assert fused not in set(apart.graph.nodes)
     single = sites[-1]
     nodes = [item.node for leg in (single.q, single.k, single.v) for item in leg.projections]
@@ -58,14 +58,14 @@ def test_fused_idioms_keep_their_values(idiom) -> None:  # type: ignore[no-untyp
     with fake_ranks(6):
         gm, values = capture_call(idiom.model(), *idiom.arguments(), dynamic=idiom.dynamic)
         apart = GraphModule(gm, copy.deepcopy(gm.graph))
-        found = recognize(apart.graph)
+        recognition = recognize(apart.graph)
         before = str(apart.graph)
-        number = split_projections(apart.graph, found)
-        assert number <= len(fused_projections(found))
+        number = split_projections(apart.graph, recognition)
+        assert number <= len(fused_projections(recognition))
         assert number > 0 or str(apart.graph) == before
         apart.graph.eliminate_dead_code()
         assert broken_rule(apart.graph) == ""
-        assert len(recognize(apart.graph).sites) == len(found.sites)
+        assert len(recognize(apart.graph).sites) == len(recognition.sites)
     assert equal_on_every_rank(*run_both(apart, gm, values, machine(2, 3)))
 
 
@@ -80,10 +80,10 @@ def _weights(gemm: Node) -> Node:
 def test_weights_are_seen_in_parts_not_copied() -> None:
     with fake_ranks(6):
         gm, *_ = captured_model("flux2")
-        found = recognize(gm.graph)
-        (fused,) = fused_projections(found)
+        recognition = recognize(gm.graph)
+        (fused,) = fused_projections(recognition)
         weight = _weights(fused)
-        split_projections(gm.graph, found)
+        split_projections(gm.graph, recognition)
         gm.graph.eliminate_dead_code()
     gemms = [
         node for node in gm.graph.nodes if node.target in PROJECTION and _weights(node) is weight

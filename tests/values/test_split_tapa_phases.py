@@ -153,9 +153,9 @@ def test_96_ranks_send_what_the_paper_counts() -> None:
 def split_all(gm: GraphModule, on: Machine) -> tuple[GraphModule, PassResult]:
     """A copy of the graph with every exchange in the cheapest phases that are not flat."""
     phased = GraphModule(gm, copy.deepcopy(gm.graph))
-    found = recognize(phased.graph)
-    (group,) = {item.group for site in found.sites for item in site.exchanges}
-    result = in_phases({group: on}, "on")(phased.graph, found)
+    recognition = recognize(phased.graph)
+    (group,) = {item.group for site in recognition.sites for item in site.exchanges}
+    result = in_phases({group: on}, "on")(phased.graph, recognition)
     phased.graph.lint()
     assert broken_rule(phased.graph) == ""
     return phased, result

@@ -1,4 +1,4 @@
-"""Captures one step of a published model as our backend would run it, for several ways of
+"""Captures one step of a published model as our backend would run it, for several variants of
 exchanging.
 
 The model exists in shapes only: fake tensors and a fake process group. Its repeated blocks are
@@ -58,7 +58,7 @@ class SimulatedCase:
 
 @dataclass(frozen=True, eq=False)
 class _Compiled:
-    """One graph of a repeated block, for each way of exchanging."""
+    """One graph of a repeated block, for each variant of the exchanges."""
 
     graphs: Mapping[str, Graph]
 
@@ -113,10 +113,12 @@ class CapturedStep:
     def num_blocks(self) -> int:
         return sum(isinstance(piece, _Compiled) for piece in self.pieces)
 
-    def program(self, way: str, device: Device, topology: Topology) -> Program:
-        """Returns what one rank does with the exchanges made in one of the ways."""
+    def program(self, variant: str, device: Device, topology: Topology) -> Program:
+        """Returns what one rank does with the exchanges made in one of the variants."""
         pieces = list(dict.fromkeys(self.pieces))
-        compiled = {piece: piece.graphs[way] for piece in pieces if isinstance(piece, _Compiled)}
+        compiled = {
+            piece: piece.graphs[variant] for piece in pieces if isinstance(piece, _Compiled)
+        }
         eager = {piece: piece.graph for piece in pieces if isinstance(piece, _EagerCalls)}
         costs = simulated_costs(device, topology, (*compiled.values(), *eager.values()))
         programs: dict[Piece, Program] = {
@@ -127,7 +129,7 @@ class CapturedStep:
 
 
 def capture_step(
-    case: SimulatedCase, ways: Mapping[str, CompileConfig], device: Device
+    case: SimulatedCase, variants: Mapping[str, CompileConfig], device: Device
 ) -> CapturedStep:
     """Captures `case` once; the backend decides as it would on `device`. Needs no cluster, no
     accelerator and no weights; leaves no process group behind.
@@ -141,7 +143,7 @@ def capture_step(
             model = shape.build(case.max_layers)
             inputs = shape.inputs(model, case.resolution, degree)
         parallelize_padded(model, shape.heads, degree)  # not under the mode: meshes are real
-        _compile_blocks(model, _backend(ways, device, recorder), recorder)
+        _compile_blocks(model, _backend(variants, device, recorder), recorder)
         with mode, recorder:
             model(**inputs)
     return recorder.step
@@ -224,14 +226,16 @@ def _compile_blocks(model: nn.Module, backend: Callable[..., Any], recorder: _Re
 
 
 def _backend(
-    ways: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
+    variants: Mapping[str, CompileConfig], device: Device, recorder: _Recorder
 ) -> Callable[..., Any]:
     def compile_all(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         graphs: dict[str, Graph] = {}
-        for name, config in ways.items():
+        for name, config in variants.items():
 
-            def keep(final: GraphModule, _inputs: Any, *, way: str = name, **_options: Any) -> Any:
-                graphs[way] = final.graph
+            def keep(
+                final: GraphModule, _inputs: Any, *, variant: str = name, **_options: Any
+            ) -> Any:
+                graphs[variant] = final.graph
                 return _stand_in(final.graph)
 
             call = compile_graph(

@@ -8,7 +8,7 @@ from typing import Any
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.simulate.run import Row, Simulation
-from cocodiff_compile.lab.simulate.ways import FLAT
+from cocodiff_compile.lab.simulate.variants import FLAT
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _COMPUTE, _EXPOSED = "#4c6a92", "#e0803c"
@@ -34,7 +34,7 @@ def plot_simulation(simulation: Simulation, path: Path) -> None:
     figure = _matplotlib()(figsize=(2.5 + 0.8 * len(simulation.rows), 4.4), layout="constrained")
     axes = figure.subplots()
     bars: dict[float, Row] = {}
-    lines = max(row.way.count("|") for row in simulation.rows)
+    lines = max(row.variant.count("|") for row in simulation.rows)
     left = 0.0
     for _, group in itertools.groupby(simulation.rows, key=lambda row: row.nodes):
         rows = list(group)
@@ -55,9 +55,9 @@ def _draw_bars(axes: Any, bars: dict[float, Row]) -> None:
     for x, row in bars.items():
         step = (row.timeline.compute_s + row.timeline.exposed_s) * 1e3
         text = f"{step:.0f}" if step >= 100 else f"{step:.3g}"
-        text += "" if row.way == FLAT else f"\n{row.speedup:.2f}x"
+        text += "" if row.variant == FLAT else f"\n{row.speedup:.2f}x"
         axes.annotate(text, (x, step), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xticks(list(bars), [row.way.replace(" | ", "\n| ") for row in bars.values()])
+    axes.set_xticks(list(bars), [row.variant.replace(" | ", "\n| ") for row in bars.values()])
 
 
 def _group_label(axes: Any, x: float, row: Row, lines: int) -> None:

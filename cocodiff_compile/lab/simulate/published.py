@@ -6,7 +6,7 @@ whole method and not of TAPA alone; V-Major is lossy.
 
 from __future__ import annotations
 
-from cocodiff_compile.lab.simulate.ways import AUTO, FLAT, TAPA
+from cocodiff_compile.lab.simulate.variants import AUTO, FLAT, TAPA
 
 # Qwen-Image, batch 1: (nodes, resolution) -> ms per step, share of the all-to-alls.
 _QWEN_FLAT = {
@@ -24,17 +24,17 @@ _MEAN_ONE_NODE, _MEAN_MULTI_NODE = 2.5, 5.1
 _NODES = (1, 2, 4, 8)
 
 
-def published_figure(model: str, resolution: int, nodes: int, way: str) -> str:
+def published_figure(model: str, resolution: int, nodes: int, variant: str) -> str:
     """Returns the published figure nearest to a row of the table, or an empty text."""
     if nodes not in _NODES or model not in ("qwen-image", "flux", "flux2", "sd3.5"):
         return ""
-    if way == FLAT:
+    if variant == FLAT:
         figure = _QWEN_FLAT.get((nodes, resolution)) if model == "qwen-image" else None
         return f"{figure[0]} ms, {figure[1]} %" if figure else ""
     own = _SD35_AT_1536.get(nodes) if (model, resolution) == ("sd3.5", 1536) else None
-    if way == TAPA:
+    if variant == TAPA:
         return f"{own[0]}x TAPA's part" if own else f"{_MEAN_TAPA}x TAPA, mean of all cases"
-    if way == AUTO:
+    if variant == AUTO:
         mean = _MEAN_ONE_NODE if nodes == 1 else _MEAN_MULTI_NODE
         where = "one node" if nodes == 1 else "multi-node"
         return f"{own[1]}x whole method" if own else f"{mean}x whole method, mean {where}"

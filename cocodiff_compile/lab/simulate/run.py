@@ -1,4 +1,4 @@
-"""`simulate(settings)`: captures each case once and runs every way of exchanging by the clock."""
+"""`simulate(settings)`: captures each case once and estimates every variant of its exchanges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cocodiff_compile.lab.simulate.capture import SimulatedCase, capture_step, p
 from cocodiff_compile.lab.simulate.program import Program, Sent
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape, check_resolution, find_shape
 from cocodiff_compile.lab.simulate.published import published_figure
-from cocodiff_compile.lab.simulate.ways import FLAT, ways_for
+from cocodiff_compile.lab.simulate.variants import FLAT, variants_for
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.phases import format_phases
 from cocodiff_compile.topology.presets import PRESETS, ranks_per_node
@@ -53,12 +53,12 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class Row:
-    """One case in one way."""
+    """One case in one variant."""
 
     nodes: int
     num_ranks: int
     degree: int
-    way: str
+    variant: str
     phases: str
     num_exchanges: int
     messages_per_exchange: float
@@ -82,8 +82,8 @@ class Simulation:
 def simulate(
     settings: SimulateSettings, say: Callable[[str], None] = lambda _line: None
 ) -> Simulation:
-    """Returns every number of nodes in every way. `say` hears of progress. Raises UserError for bad
-    settings before anything is captured. Drops what torch.compile has compiled in this process.
+    """Returns every number of nodes in every variant. `say` hears of progress. Raises UserError for
+    bad settings before anything is captured. Drops what torch.compile has compiled in this process.
     """
     shape = find_shape(settings.model)
     device = _device(settings)
@@ -93,12 +93,12 @@ def simulate(
         which = f"[{number}/{len(cases)}]"
         say(f"{which} nodes: {case.nodes}, ranks: {case.num_ranks}: capturing ...")
         began = time.perf_counter()
-        ways = ways_for(case.topology, settings.topology, settings.all_plans)
-        step = capture_step(case, ways, device)
-        programs = {way: step.program(way, device, case.topology) for way in ways}
+        variants = variants_for(case.topology, settings.topology, settings.all_plans)
+        step = capture_step(case, variants, device)
+        programs = {variant: step.program(variant, device, case.topology) for variant in variants}
         say(
             f"{which} {step.num_blocks} blocks from {len(step.graphs)} graphs in "
-            f"{time.perf_counter() - began:.0f} s, {len(programs)} ways"
+            f"{time.perf_counter() - began:.0f} s, {len(programs)} variants"
         )
         rows += _rows(settings, case, programs)
     notes = tuple(note for case in cases for note in _notes(case))
@@ -147,10 +147,10 @@ def _rows(
     topology, nodes = case.topology, case.nodes
     published = partial(published_figure, settings.model, settings.resolution, nodes)
     is_papers = settings.topology == "aurora" and settings.max_layers is None
-    timelines = {way: program.timeline() for way, program in programs.items()}
+    timelines = {variant: program.timeline() for variant, program in programs.items()}
     num_exchanges = sum(sent.is_all_to_all for sent in programs[FLAT].sent)
     rows = []
-    for way, program in programs.items():
+    for variant, program in programs.items():
         exchanges = [sent for sent in program.sent if sent.is_all_to_all]
         messages = sum(use.messages for use in link_use(topology, exchanges))
         rows.append(
@@ -158,14 +158,14 @@ def _rows(
                 nodes,
                 case.num_ranks,
                 case.degree,
-                way,
+                variant,
                 _phases(exchanges, topology),
                 num_exchanges,
                 messages / num_exchanges if num_exchanges else 0.0,
                 tuple(link_use(topology, program.sent)),
-                timelines[way],
-                timelines[FLAT].step_s / timelines[way].step_s,
-                published(way) if is_papers else "",
+                timelines[variant],
+                timelines[FLAT].step_s / timelines[variant].step_s,
+                published(variant) if is_papers else "",
             )
         )
     return rows

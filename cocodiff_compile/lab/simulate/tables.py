@@ -41,7 +41,7 @@ def _steps_table(rows: tuple[Row, ...]) -> str:
             "nodes": row.nodes,
             "ranks": row.num_ranks,
             "degree": row.degree,
-            "exchanges": row.way,
+            "exchanges": row.variant,
             "phases": row.phases,
             "step ms": f"{row.timeline.step_s * 1e3:.1f}",
             "compute ms": f"{row.timeline.compute_s * 1e3:.1f}",
@@ -59,7 +59,7 @@ def _links_table(rows: tuple[Row, ...]) -> str:
     cells = [
         {
             "nodes": row.nodes,
-            "exchanges": row.way,
+            "exchanges": row.variant,
             "link": use.link,
             "MB per rank": f"{use.rank_bytes / 1e6:.1f}",
             "messages of the group": f"{use.messages:,}",
@@ -72,10 +72,10 @@ def _links_table(rows: tuple[Row, ...]) -> str:
 
 
 def trace_data(simulation: Simulation) -> dict[str, Any]:
-    """Returns a Chrome trace with a process per case and way."""
+    """Returns a Chrome trace with a process per case and variant."""
     trace = ChromeTrace()
     for row in simulation.rows:
-        title = f"{row.nodes} nodes, {row.degree} ranks, {row.way} (simulated)"
+        title = f"{row.nodes} nodes, {row.degree} ranks, {row.variant} (simulated)"
         trace.add_process(title, row.timeline)
     return trace.to_json()
 
@@ -98,7 +98,7 @@ def _row_data(row: Row) -> dict[str, Any]:
         "nodes": row.nodes,
         "ranks": row.num_ranks,
         "ulysses_degree": row.degree,
-        "exchanges": row.way,
+        "exchanges": row.variant,
         "phases": row.phases,
         "step_ms": timeline.step_s * 1e3,
         "compute_ms": timeline.compute_s * 1e3,

@@ -5,10 +5,10 @@
     auto    the backend's defaults: the cheapest plan per exchange, and every pass there is
     A | B   every exchange in these phases
 
-The backend chooses the cheapest plan itself. To hold it to one plan, the way describes the machine
-to it with the axes of each phase as one axis, and with links that cost the same per message and
-nothing per byte; the finest split is then the cheapest. What each exchange costs is simulated on
-the machine as it is.
+The backend chooses the cheapest plan itself. To hold it to one plan, the variant describes the
+machine to it with the axes of each phase as one axis, and with links that cost the same per message
+and nothing per byte; the finest split is then the cheapest. What each exchange costs is simulated
+on the machine as it is.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FLAT, TAPA, AUTO = "flat", "tapa", "auto"
 _SAME_COST = Link("any", bytes_per_s=1e30, both_ways_bytes_per_s=1e30, latency_s=1.0)
 
 
-def ways_for(topology: Topology, source: str, all_plans: bool) -> dict[str, CompileConfig]:
-    """Returns the ways a machine allows. The backend knows it as `source`."""
+def variants_for(topology: Topology, source: str, all_plans: bool) -> dict[str, CompileConfig]:
+    """Returns the variants a machine allows. The backend knows it as `source`."""
     auto = CompileConfig.from_options({"topology": source})
-    ways = {FLAT: replace(auto, disable=_all_but("recognize-ulysses"))}
+    variants = {FLAT: replace(auto, disable=_all_but("recognize-ulysses"))}
     disable = _all_but("recognize-ulysses", "split-tapa-phases")
     for phases in _cuts(topology.axes):
         is_papers = len(phases) == 2 and len(phases[0]) == 1
@@ -37,9 +37,9 @@ def ways_for(topology: Topology, source: str, all_plans: bool) -> dict[str, Comp
             axes = tuple(map(_joined, phases))
             name = " | ".join(axis.name for axis in axes)
             folded = Topology(name, axes, copy_bytes_per_s=1e30)
-            way = replace(auto, topology=folded, tapa="on", disable=disable)
-            ways[TAPA if is_papers else name] = way
-    return {**ways, AUTO: auto}
+            variant = replace(auto, topology=folded, tapa="on", disable=disable)
+            variants[TAPA if is_papers else name] = variant
+    return {**variants, AUTO: auto}
 
 
 def _all_but(*passes: str) -> tuple[str, ...]:
