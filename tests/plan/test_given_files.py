@@ -31,6 +31,7 @@ from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.rank_graph import rank_graph
 from cocodiff_compile.topology.read_plain_data import MAX_DEPTH, MAX_JSON_BYTES, MAX_YAML_BYTES
 from tests.support.odd_values import plain_values
+from tests.support.topology_data import two_node_data
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,18 +42,10 @@ DEEP = 100_000
 
 
 def _data() -> dict[str, Any]:
+    points = [[1e4, 1e-4], [1e6, 1e-3]]
     return {
-        "name": "two-nodes",
-        "copy_bytes_per_s": 1e10,
-        "links": {
-            "pcie": {"bytes_per_s": 2e10, "latency_s": 5e-6},
-            "ethernet": {"bytes_per_s": 1.25e9, "latency_s": 5e-5, "ranks_per_link": 2},
-        },
-        "axes": [
-            {"name": "tile", "size": 2, "link": "pcie"},
-            {"name": "node", "size": 2, "link": "ethernet"},
-        ],
-        "measured": [{"axes": ["tile"], "points": [[1e4, 1e-4], [1e6, 1e-3]], "in_flight": 4}],
+        **two_node_data(),
+        "measured": [{"axes": ["tile"], "points": points, "in_flight": 4}],
     }
 
 

@@ -14,6 +14,7 @@ from cocodiff_compile.cli import main
 from cocodiff_compile.topology.axes import Axis, Topology
 from cocodiff_compile.topology.files import load_topology, parse_topology
 from cocodiff_compile.topology.presets import ANY, PRESETS, ranks_per_node
+from tests.support.topology_data import two_node_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,24 +82,9 @@ def test_aurora_pairs_the_tiles_of_a_gpu() -> None:
     assert aurora.ranks_along(13, ["tile", "gpu"]) == tuple(range(12, 24))
 
 
-def _data() -> dict[str, Any]:
-    return {
-        "name": "two-nodes",
-        "copy_bytes_per_s": 1e10,
-        "links": {
-            "pcie": {"bytes_per_s": 2e10, "latency_s": 5e-6},
-            "ethernet": {"bytes_per_s": 1.25e9, "latency_s": 5e-5, "ranks_per_link": 2},
-        },
-        "axes": [
-            {"name": "tile", "size": 2, "link": "pcie"},
-            {"name": "node", "size": 2, "link": "ethernet"},
-        ],
-    }
-
-
 def test_json_and_yaml_say_the_same(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
-    file.write_text(json.dumps(_data()))
+    file.write_text(json.dumps(two_node_data()))
     assert load_topology(file) == load_topology(ROOT / "examples" / "two_nodes.yaml")
     assert load_topology(file).axis("node").link.both_ways_bytes_per_s == 2.5e9
 
@@ -131,7 +117,7 @@ def test_boxes_of_ranks_fold_into_the_same_machine() -> None:
     ],
 )
 def test_boxes_that_make_no_machine_are_refused(boxes: list[tuple[Any, Any]], message: str) -> None:
-    data = _data()
+    data = two_node_data()
     del data["axes"]
     data["boxes"] = [{"link": link, "ranks": ranks} for link, ranks in boxes]
     with pytest.raises(ValueError, match=message):
@@ -139,7 +125,7 @@ def test_boxes_that_make_no_machine_are_refused(boxes: list[tuple[Any, Any]], me
 
 
 def _with(path: str, value: Any) -> dict[str, Any]:
-    data: Any = _data()
+    data: Any = two_node_data()
     *parents, last = path.split(".")
     place = data
     for name in parents:
@@ -204,7 +190,7 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str, text: str | None, messag
 
 def test_a_topology_of_another_size_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"has 4 ranks \(2 tile x 2 node\), the group has 8"):
-        parse_topology(_data()).for_ranks(8)
+        parse_topology(two_node_data()).for_ranks(8)
 
 
 def test_the_command_shows_axes_and_plans(capsys: pytest.CaptureFixture[str]) -> None:

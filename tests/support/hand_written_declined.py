@@ -94,12 +94,17 @@ def sizes_in(x: Tensor) -> Tensor:
     return all_to_all(x).flatten(0, 1).permute(1, 0, 2, 3)
 
 
-def sizes_out(x: Tensor) -> Tensor:
-    """The way back from `sizes_in`."""
+def tokens_scattered(x: Tensor) -> Tensor:
+    """[B, N, h, D] -> [P, B, S, h, D]: scatters tokens; what is first are the senders."""
     batch, tokens, heads, size = x.shape
     ranks = num_ranks()
-    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
-    return all_to_all(x).permute(1, 2, 3, 0, 4).flatten(3)
+    x = x.reshape(batch, ranks, tokens // ranks, heads, size)
+    return all_to_all(x.permute(1, 0, 2, 3, 4))
+
+
+def sizes_out(x: Tensor) -> Tensor:
+    """The way back from `sizes_in`."""
+    return tokens_scattered(x).permute(1, 2, 3, 0, 4).flatten(3)
 
 
 def samples_in(x: Tensor) -> Tensor:
@@ -112,10 +117,7 @@ def samples_in(x: Tensor) -> Tensor:
 
 def samples_out(x: Tensor) -> Tensor:
     """The way back from `samples_in`."""
-    batch, tokens, heads, size = x.shape
-    ranks = num_ranks()
-    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
-    return all_to_all(x).flatten(0, 1)
+    return tokens_scattered(x).flatten(0, 1)
 
 
 def interleaved_heads_out(x: Tensor) -> Tensor:
@@ -128,11 +130,8 @@ def interleaved_heads_out(x: Tensor) -> Tensor:
 
 def gathered_tokens_out(x: Tensor) -> Tensor:
     """Scatters tokens as it should, but joins what it gets to tokens again."""
-    batch, tokens, heads, size = x.shape
-    ranks = num_ranks()
-    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
-    x = all_to_all(x).permute(1, 0, 2, 3, 4).flatten(1, 2)
-    return x.repeat(1, 1, ranks, 1)
+    x = tokens_scattered(x).permute(1, 0, 2, 3, 4).flatten(1, 2)
+    return x.repeat(1, 1, num_ranks(), 1)
 
 
 def quantised_in(x: Tensor) -> Tensor:

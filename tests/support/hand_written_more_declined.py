@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.support import hand_written as hw
 from tests.support import hand_written_uneven as uneven
 from tests.support.hand_written import QKV, Block, Layout, all_to_all, num_ranks
-from tests.support.hand_written_declined import NearMiss, samples_in, samples_out
+from tests.support.hand_written_declined import NearMiss, samples_in, samples_out, tokens_scattered
 
 # Attentions
 
@@ -40,28 +40,14 @@ def round_robin_tokens_out(x: Tensor) -> Tensor:
     return x.permute(1, 2, 0, 3)
 
 
-def samples_gathered_out(x: Tensor) -> Tensor:
-    """Scatters tokens as it should, but makes samples of the senders."""
-    batch, tokens, heads, size = x.shape
-    ranks = num_ranks()
-    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
-    return all_to_all(x).flatten(0, 1)
-
-
 def tokens_gathered_out(x: Tensor) -> Tensor:
     """Scatters tokens as it should, but makes tokens of the senders."""
-    batch, tokens, heads, size = x.shape
-    ranks = num_ranks()
-    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
-    return all_to_all(x).permute(1, 0, 2, 3, 4).flatten(1, 2)
+    return tokens_scattered(x).permute(1, 0, 2, 3, 4).flatten(1, 2)
 
 
 def senders_after_heads_out(x: Tensor) -> Tensor:
     """Head 0 of every rank, then head 1 of every rank, joined to head sizes; read as they are."""
-    batch, tokens, heads, size = x.shape
-    ranks = num_ranks()
-    x = x.reshape(batch, ranks, tokens // ranks, heads, size).permute(1, 0, 2, 3, 4)
-    return all_to_all(x).permute(1, 2, 3, 0, 4).flatten(3).sin()
+    return tokens_scattered(x).permute(1, 2, 3, 0, 4).flatten(3).sin()
 
 
 def flipped_out(x: Tensor) -> Tensor:
@@ -112,10 +98,10 @@ _not_known = ("heads are exchanged", "no attention this pass knows")
 _usp = ("all_gather_into_tensor", "group '1'", "ring or gathered attention is not supported")
 
 MORE_NEAR_MISSES = [
-    _leaving("gathers samples", samples_gathered_out, "gathers something else than heads"),
+    _leaving("gathers samples", samples_out, "gathers something else than heads"),
     _leaving(
         "gathers samples, decomposed",
-        samples_gathered_out,
+        samples_out,
         "gathers samples, not heads",
         attend=hw.einsums,
     ),
