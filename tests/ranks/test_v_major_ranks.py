@@ -139,7 +139,7 @@ def test_one_graph_serves_two_prompts_and_a_guidance_pair_without_growing() -> N
         assert first[-1] == 2 * result["held"]  # two passes of guidance
         assert result["grown"] == {result["held"]}
         assert not result["left"], "the picture is done"
-        (said,) = re.findall(r"remember ([0-9.]+) MiB", str(result["said"]))
+        (said,) = re.findall(r"cache ([0-9.]+) MiB", str(result["said"]))
         assert abs(float(said) * 2**20 - result["held"]) <= 0.05 * result["held"]
 
 
