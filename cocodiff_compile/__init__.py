@@ -5,6 +5,7 @@ cocodiff_compile.explain(model, *args)            what the backend finds and doe
 cocodiff_compile.denoising(pipe)                  tells selective exchange the step
 cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transformer
 cocodiff_compile.init_distributed()               joins the ranks of torchrun, mpiexec or srun
+cocodiff_compile.register_attention(op, ...)      makes an op of yours known as an attention
 cocodiff_compile.save_decisions(reports, path)    keeps what was decided for the next start
 """
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cocodiff_compile.compiler.explain import Explanation, explain
     from cocodiff_compile.config import CompileConfig
+    from cocodiff_compile.ir.attention_ops import register_attention, unregister_attention
     from cocodiff_compile.ir.records import Declined, UlyssesSite
     from cocodiff_compile.ranks.launch.init_distributed import init_distributed
     from cocodiff_compile.report.collect import collect_reports, save_decisions
@@ -31,7 +33,9 @@ __all__ = [
     "denoising",
     "explain",
     "init_distributed",
+    "register_attention",
     "save_decisions",
+    "unregister_attention",
 ]
 __version__ = "0.1.0"
 
@@ -45,7 +49,9 @@ _HOMES = {
     "denoising": "v_major.denoising",
     "explain": "compiler.explain",
     "init_distributed": "ranks.launch.init_distributed",
+    "register_attention": "ir.attention_ops",
     "save_decisions": "report.collect",
+    "unregister_attention": "ir.attention_ops",
 }
 """The module of each public name. Modules are imported when a name is first used: Inductor takes
 longer to import than torch itself.

@@ -47,6 +47,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 __all__ = [
     "TESTED_PYTHON",
     "TESTED_TORCH",
+    "WAIT_FOR_SEVERAL",
     "CustomGraphPass",
     "FakeTensorMode",
     "ShapeEnv",
@@ -84,8 +85,14 @@ __all__ = [
 ]
 
 
-TESTED_TORCH = "2.13.0"
+TESTED_TORCH = ("2.15.0", "2.14.1", "2.13.0")
+"""The newest first. `constraints.txt` pins one of them, `make test-torch` tries another."""
 TESTED_PYTHON = "3.11"
+
+WAIT_FOR_SEVERAL: Any = getattr(
+    getattr(torch.ops._c10d_functional, "wait_tensors", None), "default", None
+)
+"""The op that waits for all results of a coalesced collective; None before torch 2.15."""
 
 
 def without_autograd_cache() -> Any:

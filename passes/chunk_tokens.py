@@ -25,8 +25,8 @@ from torch.fx import Graph, Node
 from cocodiff_compile.cut.checked_steps import step_tokens
 from cocodiff_compile.cut.cut import Cut, CutPlan, CutUnknown, Step, numbers, sizes_of
 from cocodiff_compile.cut.emit_chunks import EmitChunks
-from cocodiff_compile.ir.aten import aten, bound, parse_fused_attention
-from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.aten import FusedAttention, aten, bound, parse_fused_attention
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import (
     Declined,
@@ -41,10 +41,7 @@ from cocodiff_compile.ir.records import (
 def plan_tokens(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> CutPlan:
     """Follows chunks of tokens from the queries of `sites` through the graph."""
     seeds = {
-        node: site
-        for site in sites
-        for node in site.attention.nodes
-        if node.target in FUSED_ATTENTION
+        node: site for site in sites for node in site.attention.nodes if is_attention(node.target)
     }
     exchanges = frozenset(piece.start for site in sites for piece in site.pieces)
     cuts: dict[Node, Cut] = {}
@@ -55,8 +52,8 @@ def plan_tokens(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> CutPl
             continue
         reads = {source: cuts[source] for source in node.all_input_nodes if source in cuts}
         try:
-            if node in seeds and (query := parse_fused_attention(node).query) not in cuts:
-                reads[query] = _first_cut(query, seeds[node], count)
+            if node in seeds and (seed := parse_fused_attention(node)).query not in cuts:
+                reads[seed.query] = _first_cut(seed, seeds[node], count)
             if not reads:
                 continue
             if any(user.target is aten.as_strided.default for user in node.users):
@@ -68,13 +65,14 @@ def plan_tokens(graph: Graph, sites: Sequence[UlyssesSite], count: int) -> CutPl
     return CutPlan(steps, count, stopped)
 
 
-def _first_cut(query: Node, site: UlyssesSite, count: int) -> Cut:
-    num_ranks = site.o.exchange.num_ranks
-    tokens, rest = divmod(sizes_of(query)[2], num_ranks)
+def _first_cut(attention: FusedAttention, site: UlyssesSite, count: int) -> Cut:
+    num_ranks, dim = site.o.exchange.num_ranks, attention.op.token_dim
+    all_tokens = sizes_of(attention.query)[dim]
+    tokens, rest = divmod(all_tokens, num_ranks)
     if rest or tokens < count:
-        raise CutUnknown(f"{sizes_of(query)[2]} tokens of {num_ranks} ranks")
+        raise CutUnknown(f"{all_tokens} tokens of {num_ranks} ranks")
     length, rest = divmod(tokens, count)
-    return Cut(2, num_ranks, tuple(length + (number < rest) for number in range(count)))
+    return Cut(dim, num_ranks, tuple(length + (number < rest) for number in range(count)))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from cocodiff_compile.ir.aten import (
     parse_fused_attention,
     value_of,
 )
-from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.attention_ops import attention_op
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.ranks.agreement.all_ranks import gathered
 from cocodiff_compile.ranks.agreement.watch import watched
@@ -178,8 +178,9 @@ def _is_exact(node: Node, step: Step) -> bool:
 def _call(node: Node, samples: Mapping[Node, Any]) -> Tensor:
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), samples.__getitem__)
     result = node.target(*args, **kwargs)  # type: ignore[operator]
-    first: Tensor = result[0] if isinstance(result, (tuple, list)) else result
-    return first
+    op = attention_op(node.target)
+    output: Tensor = result[op.output if op else 0] if isinstance(result, (tuple, list)) else result
+    return output
 
 
 def _rows(tensor: Tensor, node: Node, cut: Cut, number: int) -> Tensor:
@@ -198,7 +199,8 @@ def _shortened(node: Node, samples: dict[Node, Any]) -> dict[Node, Any]:
     value = value_of(node.all_input_nodes[0])
     # Elsewhere kernels are chosen by the number of heads and keys too.
     is_plain = value.device.type == "cpu" and value.dtype is torch.float32
-    if node.target in FUSED_ATTENTION and is_plain:
+    op = attention_op(node.target)
+    if is_plain and op is not None and op.name.startswith("aten::"):
         attention = parse_fused_attention(node)
         samples = {item: sample[:1, :1] for item, sample in samples.items()}
         for item in (attention.key, attention.value):

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from cocodiff_compile.ir.aten import WAIT, is_heavy
-from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
-from cocodiff_compile.ir.collectives import is_collective
+from cocodiff_compile.ir.aten import is_heavy
+from cocodiff_compile.ir.attention_ops import is_attention, is_attention_call
+from cocodiff_compile.ir.collectives import is_collective, is_wait
 from cocodiff_compile.schedule.graph_tasks import is_anchor
 
 _MATMUL, _ATTENTION, _WAIT = "matmul", "attention", "wait"
 
 _CALLS = re.compile(
     r"extern_kernels\.(?P<matmul>mm|addmm|bmm|baddbmm|convolution)\("
-    rf"|(?P<attention>{'|'.join(sorted(re.escape(str(op)) for op in FUSED_ATTENTION))})\("
     r"|_c10d_functional\.(?P<collective>\w+?)_?\.default\("
+    r"|torch\.ops\.(?!_c10d_functional)(?P<op>\w+\.\w+\.\w+)\("
 )
 
 
@@ -30,19 +31,18 @@ def graph_kinds(graph: Graph) -> list[str]:
 
 
 def _kind(node: Node) -> str:
-    if node.target is WAIT:
+    if is_wait(node):
         return _WAIT
     if is_collective(node):
         return _collective(str(node.target).split(".")[1])
-    if node.target in FUSED_ATTENTION:
-        return _ATTENTION
-    if node.target in ATTENTION_OPS:
-        return "effect"  # generated as a kernel, under a name that is not known here
+    if is_attention(node.target):
+        # Higher-order ones are generated as kernels, under names that are not known here.
+        return _ATTENTION if isinstance(node.target, OpOverload) else "effect"
     return _MATMUL if is_heavy(node) else "effect"
 
 
 def _collective(name: str) -> str:
-    return _WAIT if name == "wait_tensor" else name.removesuffix("_out")
+    return _WAIT if name in ("wait_tensor", "wait_tensors") else name.removesuffix("_out")
 
 
 def code_kinds(code: str) -> list[str]:
@@ -55,8 +55,10 @@ def code_kinds(code: str) -> list[str]:
             continue
         if call["collective"]:
             found.append(_collective(call["collective"]))
-        else:
-            found.append(_MATMUL if call["matmul"] else _ATTENTION)
+        elif call["matmul"]:
+            found.append(_MATMUL)
+        elif is_attention_call(call["op"]):
+            found.append(_ATTENTION)
     return found
 
 

@@ -20,8 +20,8 @@ from cocodiff_compile.compat import (
     order_nodes,
 )
 from cocodiff_compile.cost import ops as node_costs
-from cocodiff_compile.ir import aten
-from cocodiff_compile.ir.aten import WAIT
+from cocodiff_compile.ir import aten, attention_ops
+from cocodiff_compile.ir.collectives import is_wait
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.schedule import graph_tasks
 from cocodiff_compile.schedule.graph_tasks import is_anchor
@@ -44,8 +44,9 @@ class PinOrder(CustomGraphPass):
             )
 
     def uuid(self) -> Any:
-        used = (aten, graph_tasks, node_costs)
-        return get_hash_for_files((__file__, *(str(module.__file__) for module in used)))
+        used = (aten, attention_ops, graph_tasks, node_costs)
+        files = get_hash_for_files((__file__, *(str(module.__file__) for module in used)))
+        return files, attention_ops.registry_text()
 
 
 def _following(graph: Graph) -> Iterator[tuple[Node, Node]]:
@@ -56,7 +57,7 @@ def _following(graph: Graph) -> Iterator[tuple[Node, Node]]:
             continue
         if last is not None and not _is_fed_by(node, last):
             yield node, last
-        if node.target is not WAIT:
+        if not is_wait(node):
             last = node
 
 
@@ -68,9 +69,7 @@ def _is_fed_by(node: Node, anchor: Node) -> bool:
         for source in stack.pop().all_input_nodes:
             if source is anchor:
                 return True
-            passes = source.op == "call_function" and (
-                not is_anchor(source) or source.target is WAIT
-            )
+            passes = source.op == "call_function" and (not is_anchor(source) or is_wait(source))
             if passes and source > anchor and source not in seen:
                 seen.add(source)
                 stack.append(source)

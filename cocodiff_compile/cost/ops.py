@@ -21,11 +21,12 @@ from cocodiff_compile.ir.aten import (
     is_heavy,
     is_tensor,
     matmul_operands,
+    parse_fused_attention,
     readers_of,
     shape_of,
     value_of,
 )
-from cocodiff_compile.ir.attention_ops import ATTENTION_OPS
+from cocodiff_compile.ir.attention_ops import is_attention
 
 
 def hinted_shape(node: Node) -> tuple[int, ...]:
@@ -41,8 +42,9 @@ def hinted_bytes(node: Node) -> int:
 
 def heavy_seconds(node: Node, device: Device) -> float:
     """Returns the time of a matmul, a convolution or an attention, by arithmetic or memory."""
-    if op := ATTENTION_OPS.get(node.target):
-        shapes = map(hinted_shape, attention_operands(node))
+    if is_attention(node.target):
+        op = parse_fused_attention(node).op
+        shapes = (op.as_bhsd(hinted_shape(item)) for item in attention_operands(node))
         arithmetic_s = device.attention_seconds(op.flops(*shapes))
     else:
         arithmetic_s = device.matmul_seconds(_matmul_flops(node))

@@ -1,9 +1,10 @@
 """The rules by which a cut passes an op: where the chunks of its result lie, and which operands it
 reads chunk by chunk.
 
-`CUT_RULES` is the one table. A cut is not followed through an op that is not listed there. A rule
-speaks about the dim that is cut: attention cut at dim 1 reads chunks of query, key and value, and
-at dim 2 of the query only; `bmm` reads chunks of both operands at dim 0, of the left one at dim 1.
+`CUT_RULES` is the one table. A cut is not followed through an op that is neither listed there nor
+known as an attention (`ir/attention_ops.py`). A rule speaks about the dim that is cut: attention
+cut at its heads reads chunks of query, key and value, and at its tokens of the query only; `bmm`
+reads chunks of both operands at dim 0, of the left one at dim 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from cocodiff_compile.ir.aten import (
     RESHAPE,
     SLICING,
     SOFTMAX,
+    FusedAttention,
     aten,
+    attention_operands,
     bound,
     is_tensor,
     matmul_operands,
@@ -37,7 +40,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     value_of,
 )
-from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
+from cocodiff_compile.ir.attention_ops import attention_op, is_attention
 from cocodiff_compile.ir.layout import Size, same
 from cocodiff_compile.ir.parts import kept
 from cocodiff_compile.ir.pointwise import POINTWISE
@@ -49,7 +52,7 @@ Rule = Callable[[Node, Cuts], Step]
 
 def step_cut(node: Node, cuts: Cuts) -> Step:
     """Returns how a node is computed chunk by chunk. Raises CutUnknown if no rule allows it."""
-    rule = CUT_RULES.get(node.target)
+    rule = _attended if is_attention(node.target) else CUT_RULES.get(node.target)
     if rule is None:
         raise CutUnknown(f"{node.target} ({node.name}) may mix chunks")
     if is_tensor(node) and any(same(size, 0) for size in shape_of(node)):
@@ -67,7 +70,9 @@ def cut_of_operand(node: Node, operand: Node, cut: Cut) -> Cut | None:
     same for every chunk. Raises CutUnknown if its size fits neither.
     """
     shape, own = _result_shape(node), shape_of(operand)
-    if node.target is aten.stack.default:
+    if is_attention(node.target):
+        dim = _dim_of_attended(node, operand, cut)
+    elif node.target is aten.stack.default:
         dim = cut.dim - (_dim_argument(node) < cut.dim)
     else:
         dim = cut.dim - len(shape) + len(own)
@@ -79,8 +84,11 @@ def cut_of_operand(node: Node, operand: Node, cut: Cut) -> Cut | None:
 
 
 def _result_shape(node: Node) -> tuple[Size, ...]:
-    """Returns the shape of a node, or of its first result."""
-    return shape_of(node) if is_tensor(node) else tuple(node.meta["val"][0].shape)
+    """Returns the shape of a node, or of the result of several that counts."""
+    if is_tensor(node):
+        return shape_of(node)
+    op = attention_op(node.target)
+    return tuple(node.meta["val"][op.output if op else 0].shape)
 
 
 def _dim_argument(node: Node) -> int:
@@ -133,7 +141,8 @@ def _aligned(node: Node, cuts: Cuts) -> Step:
 
 def _attended(node: Node, cuts: Cuts) -> Step:
     """Heads do not see each other; a query sees all keys and values, and no other query."""
-    op, attention = ATTENTION_OPS[node.target], parse_fused_attention(node)
+    attention = parse_fused_attention(node)
+    op = attention.op
     if attention.has_dropout:
         raise CutUnknown(f"{node.name} draws random numbers")
     if any(user.target is operator.getitem and user.args[1] != op.output for user in node.users):
@@ -142,17 +151,56 @@ def _attended(node: Node, cuts: Cuts) -> Step:
     if cut is None or cut.dim != op.token_dim:
         if not op.has_independent_heads:
             raise CutUnknown(f"{node.name} may look at the places of its heads")
-        return _batched(node, cuts, op.head_dim, op.num_dims)
+        return _attended_by_heads(node, attention, cuts)
     if not op.has_independent_queries:
         raise CutUnknown(f"{node.name} may look at the places of its rows")
+    if {*tensor_inputs(node)} - {*attention_operands(node), attention.mask}:
+        raise CutUnknown(f"{node.name} reads more than query, key, value and mask")
     if attention.query in (attention.key, attention.value, attention.mask):
         raise CutUnknown(f"{node.name} reads its query as a whole too")
-    if attention.is_causal:
-        raise CutUnknown(f"{node.name} is causal: which keys a query sees depends on its place")
+    if attention.depends_on_place:
+        kind = "causal" if attention.is_causal else "windowed"
+        raise CutUnknown(f"{node.name} is {kind}: which keys a query sees depends on its place")
     mask_rows = shape_of(attention.mask)[-2:-1] if attention.mask is not None else ()
     if not all(same(size, 1) for size in mask_rows):
         raise CutUnknown(f"{node.name} has a mask with a row per query")
     return Step(cut, (attention.query,))
+
+
+def _attended_by_heads(node: Node, attention: FusedAttention, cuts: Cuts) -> Step:
+    op, operands = attention.op, tensor_inputs(node)
+    roles = (attention.query, attention.key, attention.value)
+    inside = [item for item in operands if item in cuts]
+    for item in inside:
+        dim = _dim_of_attended(node, item, cuts[item].at(op.head_dim))
+        if cuts[item].dim != dim or (item in roles and len(shape_of(item)) != op.num_dims):
+            raise CutUnknown(
+                f"{node.name} is cut at dim {cuts[item].dim} of an operand of "
+                f"{len(shape_of(item))} dims, whose heads are not there"
+            )
+    cut = _common(node, [cuts[item].at(op.head_dim) for item in inside])
+    if not same(shape_of(inside[0])[cuts[inside[0]].dim], _result_shape(node)[op.head_dim]):
+        raise CutUnknown(f"{node.name} repeats what is cut")
+    return _reading(node, cut, operands, cuts)
+
+
+def _dim_of_attended(node: Node, operand: Node, cut: Cut) -> int:
+    """Returns the dim of an operand of an attention that lies as dim `cut.dim` of its output does;
+    below 0 if it has none. Raises CutUnknown if it is not known what the operand holds.
+    """
+    attention = parse_fused_attention(node)
+    dims = set()
+    if operand in (attention.query, attention.key, attention.value):
+        dims.add(cut.dim)
+    if operand is attention.mask:
+        dims.add(len(shape_of(operand)) - (3 if cut.dim == attention.op.head_dim else 2))
+    if operand in attention.per_head:
+        dims.add(attention.per_head[operand] % len(shape_of(operand)))
+    if operand in attention.shared:
+        dims.add(-1)
+    if len(dims) != 1:
+        raise CutUnknown(f"{node.name} reads {operand.name}, and what that holds is unclear")
+    return dims.pop()
 
 
 def _multiplied(node: Node, cuts: Cuts) -> Step:
@@ -296,7 +344,6 @@ CUT_RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(CONCATENATION, _concatenated),
     **dict.fromkeys({*POINTWISE, aten.expand.default, aten.slice_scatter.default}, _aligned),
     **dict.fromkeys({aten.mm.default, aten.addmm.default, *BATCHED_MATMUL}, _multiplied),
-    **dict.fromkeys(FUSED_ATTENTION, _attended),
     ALL_TO_ALL: _one_operand(view_rules.exchanged),
     aten.constant_pad_nd.default: _one_operand(view_rules.padded),
     aten.index.Tensor: _indexed,

@@ -8,8 +8,8 @@ reads exchanges.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.ir import layout
-from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, Argument
+from cocodiff_compile.ir.attention_ops import Argument, AttentionOp, attention_op, is_attention
 from cocodiff_compile.ir.layout import Dims, LayoutUnknown, Size
 from cocodiff_compile.ir.pointwise import POINTWISE
 from cocodiff_compile.ir.sketch import Sketch
@@ -32,7 +32,6 @@ WAIT = c10d.wait_tensor.default
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
 PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
 MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
-_HEAVY = MATMUL | ATTENTION_OPS.keys()
 SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
 
 SLICING = frozenset(
@@ -144,7 +143,7 @@ def emit_contiguous(graph: Graph, source: Node) -> Node:
 
 def is_heavy(node: Node) -> bool:
     """Returns whether a node is a matmul, a convolution or an attention: most of a step."""
-    return node.op == "call_function" and node.target in _HEAVY
+    return node.op == "call_function" and (node.target in MATMUL or is_attention(node.target))
 
 
 def is_softmax(nodes: Sequence[Node]) -> bool:
@@ -204,31 +203,51 @@ def is_pointwise(node: Node) -> bool:
 class FusedAttention:
     """The arguments of an attention op, by role."""
 
+    op: AttentionOp
     query: Node
     key: Node
     value: Node
     mask: Node | None
     is_causal: bool
     has_dropout: bool
+    depends_on_place: bool
+    """Whether the keys that a query sees depend on its place: causal, or within a window."""
+    per_head: Mapping[Node, int]
+    """Other tensors that hold something of each head, each with that dim."""
+    shared: tuple[Node, ...]
+    """Other tensors that are the same for every head."""
 
 
 def attention_operands(node: Node) -> tuple[Node, Node, Node]:
-    """Returns query, key and value of any op in `ATTENTION_OPS`."""
+    """Returns query, key and value of an attention op."""
     parsed = parse_fused_attention(node)
     return parsed.query, parsed.key, parsed.value
 
 
 def parse_fused_attention(node: Node) -> FusedAttention:
-    """Returns the arguments of any op in `ATTENTION_OPS`."""
-    op = ATTENTION_OPS[node.target]
-    mask = _argument(node, op.mask)
+    """Returns the arguments of an attention op."""
+    op = attention_op(node.target)
+    assert op is not None, f"{node.target} is no attention"
+    mask, is_causal = _argument(node, op.mask), bool(_argument(node, op.causal))
+    others = {name: _argument(node, name) for name in (*op.per_head, *op.shared, *op.lengths)}
+    if any(isinstance(others[name], Node) for name in op.lengths):
+        op = replace(op, layout="SHD", has_independent_queries=False)
     return FusedAttention(
+        op=op,
         query=_argument(node, op.query),
         key=_argument(node, op.key),
         value=_argument(node, op.value),
         mask=mask if isinstance(mask, Node) else None,
-        is_causal=bool(_argument(node, op.causal)),
+        is_causal=is_causal,
         has_dropout=bool(_argument(node, op.dropout)),
+        depends_on_place=is_causal
+        or any(_argument(node, name) != off for name, off in op.by_place.items()),
+        per_head={
+            others[name]: dim for name, dim in op.per_head.items() if isinstance(others[name], Node)
+        },
+        shared=tuple(
+            others[name] for name in (*op.shared, *op.lengths) if isinstance(others[name], Node)
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from cocodiff_compile.compat import WAIT_FOR_SEVERAL
 from cocodiff_compile.ir.aten import WAIT, bound
 from cocodiff_compile.ir.layout import Size, same
 
@@ -70,8 +71,16 @@ def erase_collective(graph: Graph, start: Node) -> None:
 
 def waits_behind(node: Node) -> list[Node]:
     """Returns the waits for `node`, and those for these waits, inner ones last."""
-    waits = [user for user in node.users if user.target is WAIT]
+    waits = [user for user in node.users if is_wait(user)]
     return [item for wait in waits for item in (wait, *waits_behind(wait))]
+
+
+_WAITS = frozenset(filter(None, (WAIT, WAIT_FOR_SEVERAL)))
+
+
+def is_wait(node: Node) -> bool:
+    """Returns whether a node waits for a collective, or for all results of a coalesced one."""
+    return node.op == "call_function" and node.target in _WAITS
 
 
 def is_collective(node: Node) -> bool:
@@ -82,7 +91,7 @@ def is_collective(node: Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload)
         and node.target.namespace == "_c10d_functional"
-        and node.target is not WAIT
+        and node.target not in _WAITS
     )
 
 

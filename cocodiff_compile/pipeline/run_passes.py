@@ -17,8 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.decide.decision import Decision
 from cocodiff_compile.errors import InvariantError
-from cocodiff_compile.ir.aten import WAIT
-from cocodiff_compile.ir.collectives import is_collective
+from cocodiff_compile.ir.collectives import is_collective, is_wait
 from cocodiff_compile.ir.graph_pass import GraphPass, PassResult
 from cocodiff_compile.ir.records import Declined, Recognition
 from cocodiff_compile.schedule.estimate import ScheduleEstimate
@@ -196,7 +195,7 @@ def broken_rule(graph: Graph) -> str:
             continue
         if "val" not in node.meta:
             return f"node {node.name} ({node.target}) has no value"
-        if is_collective(node) and not any(user.target is WAIT for user in _readers(node)):
+        if is_collective(node) and not any(map(is_wait, _readers(node))):
             return f"collective {node.name} ({node.target}) is never waited for"
     return ""
 

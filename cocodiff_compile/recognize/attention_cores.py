@@ -17,14 +17,14 @@ from cocodiff_compile.ir.aten import (
     parse_fused_attention,
     shape_of,
 )
-from cocodiff_compile.ir.attention_ops import ATTENTION_OPS
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.records import Role
 from cocodiff_compile.recognize.walk import between, walk_back
 
 
 @dataclass(frozen=True)
 class Operand:
-    """Describes a query, key or value of an attention, and the meaning of its dims."""
+    """Describes a query, key, value or result of an attention, and the meaning of its dims."""
 
     node: Node
     head_dim: int
@@ -41,12 +41,13 @@ class AttentionCore:
     q: Operand
     k: Operand
     v: Operand
-    output: Node
-    output_token_dim: int
+    o: Operand
     mask: Node | None
     is_causal: bool
-    unsupported: str = ""
-    """Why no pass may change it, whatever surrounds it."""
+
+    @property
+    def output(self) -> Node:
+        return self.o.node
 
     @property
     def operands(self) -> dict[Role, Operand]:
@@ -59,7 +60,7 @@ def find_attention_cores(graph: Graph) -> list[AttentionCore]:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target in ATTENTION_OPS:
+        if is_attention(node.target):
             cores.append(_fused_core(node))
         elif node.target in BATCHED_MATMUL and (core := _decomposed_core(node)) is not None:
             cores.append(core)
@@ -67,10 +68,12 @@ def find_attention_cores(graph: Graph) -> list[AttentionCore]:
 
 
 def _fused_core(node: Node) -> AttentionCore:
-    op, parsed = ATTENTION_OPS[node.target], parse_fused_attention(node)
-    q, k, v = (
+    parsed = parse_fused_attention(node)
+    op = parsed.op
+    output = node if is_tensor(node) else _result(node, op.output)
+    q, k, v, o = (
         Operand(operand, op.head_dim, op.token_dim, op.size_dim)
-        for operand in (parsed.query, parsed.key, parsed.value)
+        for operand in (parsed.query, parsed.key, parsed.value, output)
     )
     return AttentionCore(
         form="fused",
@@ -78,11 +81,9 @@ def _fused_core(node: Node) -> AttentionCore:
         q=q,
         k=k,
         v=v,
-        output=node if is_tensor(node) else _result(node, op.output),
-        output_token_dim=op.token_dim,
+        o=o,
         mask=parsed.mask,
         is_causal=parsed.is_causal,
-        unsupported=op.unsupported,
     )
 
 
@@ -114,8 +115,7 @@ def _decomposed_core(second: Node) -> AttentionCore | None:
         q=Operand(query, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
         k=Operand(key_transposed, head_dim=0, token_dim=tokens + 1, size_dim=tokens),
         v=Operand(value, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
-        output=second,
-        output_token_dim=tokens,
+        o=Operand(second, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
         mask=added_mask(first, softmax),
         is_causal=False,
     )

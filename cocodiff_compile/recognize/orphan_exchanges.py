@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import Any
 
 from torch.fx import Node
 
 from cocodiff_compile.ir import layout
 from cocodiff_compile.ir.aten import BATCHED_MATMUL, MATMUL, is_view, shape_of
+from cocodiff_compile.ir.attention_ops import why_no_attention
 from cocodiff_compile.ir.collectives import AllToAll
 from cocodiff_compile.ir.layout import LayoutUnknown
 from cocodiff_compile.ir.module_path import module_path_of
@@ -95,7 +97,20 @@ def _between_exchanges(route: Reached, other: AllToAll, is_unclaimed: bool) -> s
         )
     return (
         f"between this exchange and the next over group {other.group!r} stands {between}, no "
-        "attention this pass knows; use torch's scaled_dot_product_attention"
+        f"attention this pass knows; {_remedy(unknown)}"
+    )
+
+
+def _remedy(unknown: Sequence[Any]) -> str:
+    """Returns how an unknown op can be made known: those of torch itself are no attentions."""
+    custom = [op for op in unknown if getattr(op, "namespace", "aten") not in ("aten", "prims")]
+    if not custom:
+        return "use torch's scaled_dot_product_attention"
+    if reason := why_no_attention(custom[0]):
+        return f"{custom[0]} has the name of one, but {reason}"
+    return (
+        f"if {custom[0]} is one, register it: "
+        f"cocodiff_compile.register_attention(torch.ops.{custom[0]}, ...)"
     )
 
 

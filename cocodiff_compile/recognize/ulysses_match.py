@@ -53,8 +53,6 @@ def match_site(
 def _site(
     core: AttentionCore, around: Surroundings, exchanges: Exchanges, index: int
 ) -> UlyssesSite:
-    if core.unsupported:
-        raise Refused(core.nodes[0], core.unsupported)
     refuse_missing(core, around)
     ranks = common_ranks(around.all_to_alls(exchanges))
     q, k, v = (
@@ -86,7 +84,7 @@ def _leg_in(
     scattered, received = _exchange(all_to_all, packed, len(ranks))
     unpacked = trace(received, route.path)
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
-    _refuse_odd_way_in(all_to_all, operand, unpacked, gather_dim, scattered)
+    _refuse_other_than_heads_in(all_to_all, operand, unpacked, gather_dim, scattered)
     heads_per_rank, samples = _heads_and_samples(operand, unpacked, gather_dim, scattered)
     tokens = unpacked.whole(gather_dim)
     # What is dropped of the tokens is padding, not another role's part.
@@ -135,11 +133,11 @@ def _leg_out(
     scattered, received = _exchange(all_to_all, packed, len(ranks))
     unpacked = trace(received, views_after(all_to_all.wait))
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "heads")
-    if scattered.source != core.output_token_dim:
+    if scattered.source != core.o.token_dim:
         raise Refused(
             all_to_all.start,
             f"the output exchange scatters dim {scattered.source} of the result, "
-            f"its tokens are dim {core.output_token_dim}",
+            f"its tokens are dim {core.o.token_dim}",
         )
     _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
     _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
@@ -151,7 +149,7 @@ def _leg_out(
         ),
         projections=projections_after(all_to_all.wait),
         num_heads=query.num_heads,
-        head_size=shape_of(core.output)[-1],
+        head_size=shape_of(core.output)[core.o.size_dim],
         tokens_per_rank=layout.product(
             [factor for dim in received for factor in dim if factor.source == scattered.source]
         ),
@@ -177,10 +175,9 @@ def _refuse_other_than_heads(
     elements of a head if it held a single one.
     """
     behind = [factor for dim in dims[gather_dim:] for factor in dim][1:]
-    head_dim, size_dim = core.output_token_dim - 1, core.output_token_dim + 1
     source = behind[0].source if behind else None
     one_head = layout.same(query.num_heads, all_to_all.num_ranks)
-    if source != head_dim and not (source == size_dim and one_head):
+    if source != core.o.head_dim and not (source == core.o.size_dim and one_head):
         raise Refused(
             all_to_all.wait,
             "the output exchange gathers something else than heads: the sending rank does not "
@@ -240,7 +237,7 @@ def _gather_dim(all_to_all: AllToAll, dims: Dims, what: str) -> int:
     return dim
 
 
-def _refuse_odd_way_in(
+def _refuse_other_than_heads_in(
     all_to_all: AllToAll, operand: Operand, unpacked: Traced, gather_dim: int, scattered: Factor
 ) -> None:
     dims = unpacked.dims

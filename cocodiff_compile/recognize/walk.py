@@ -12,14 +12,13 @@ from torch.fx import Node
 
 from cocodiff_compile.ir import layout
 from cocodiff_compile.ir.aten import (
-    WAIT,
     is_concatenation,
     is_heavy,
     is_number,
     shape_of,
     step_layout,
 )
-from cocodiff_compile.ir.collectives import communicates
+from cocodiff_compile.ir.collectives import communicates, is_wait
 from cocodiff_compile.ir.layout import RANK, Dims, Factor, LayoutUnknown, Size
 from cocodiff_compile.ir.parts import keep_layout, kept, part_of, rejoin_layout, rejoined
 
@@ -29,7 +28,7 @@ MAX_NODES_PER_WALK = 4096
 
 def is_barrier(node: Node) -> bool:
     """Returns whether a walk ends here: heavy compute, communication, the graph's borders."""
-    return node.op != "call_function" or is_heavy(node) or node.target is WAIT or communicates(node)
+    return node.op != "call_function" or is_heavy(node) or is_wait(node) or communicates(node)
 
 
 @dataclass(frozen=True)

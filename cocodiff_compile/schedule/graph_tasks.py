@@ -19,7 +19,6 @@ from cocodiff_compile.cost.ops import eager_seconds, heavy_seconds, light_second
 from cocodiff_compile.cost.tasks import NO_SITE, Order, Task, places
 from cocodiff_compile.cost.timeline import Work
 from cocodiff_compile.ir.aten import (
-    WAIT,
     aten,
     bound,
     is_alias,
@@ -28,8 +27,8 @@ from cocodiff_compile.ir.aten import (
     readers_of,
     size_bytes,
 )
-from cocodiff_compile.ir.attention_ops import ATTENTION_OPS, FUSED_ATTENTION
-from cocodiff_compile.ir.collectives import is_collective
+from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.ir.collectives import is_collective, is_wait
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.schedule.list_schedule import list_schedule
 
@@ -83,7 +82,7 @@ def eager_tasks(graph: Graph, costs: Costs) -> tuple[Task, ...]:
     tasks = []
     for node, needs in zip(calls, _needs(graph, calls), strict=True):
         task = _task(node, needs, {}, costs)
-        if node.target is not WAIT and not is_collective(node):
+        if not is_wait(node) and not is_collective(node):
             task = replace(task, seconds=eager_seconds(node, costs.device))
         tasks.append(task)
     return tuple(tasks)
@@ -96,7 +95,7 @@ def step_seconds(graph: Graph, recognition: Recognition, costs: Costs) -> float:
 
 def _task(node: Node, needs: tuple[int, ...], sites: Mapping[Node, int], costs: Costs) -> Task:
     make = functools.partial(Task, node.name, needs=needs, site=sites.get(node, NO_SITE))
-    if node.target is WAIT:
+    if is_wait(node):
         # Waiting again for what was waited for is none.
         return make(kind="wait" if is_collective(_started(node)) else "compute")
     if not is_collective(node):
@@ -115,7 +114,7 @@ def _task(node: Node, needs: tuple[int, ...], sites: Mapping[Node, int], costs: 
 
 
 def _work(node: Node, sites: Mapping[Node, int]) -> Work:
-    if node.target in ATTENTION_OPS or node in sites:
+    if is_attention(node.target) or node in sites:
         return "attention"
     return "matmul" if is_heavy(node) else "kernel"
 
@@ -163,9 +162,9 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
 
 def _has_other_effect(node: Node) -> bool:
     """Returns whether a node must keep its order: it draws numbers or copies into an input."""
-    if node.target in FUSED_ATTENTION and not parse_fused_attention(node).has_dropout:
+    if is_attention(node.target) and not parse_fused_attention(node).has_dropout:
         return False  # draws no random numbers
-    return node.is_impure() and node.target is not WAIT and not is_collective(node)
+    return node.is_impure() and not is_wait(node) and not is_collective(node)
 
 
 def _reduced(bits: int, before: Sequence[int]) -> int:

@@ -26,7 +26,7 @@ from cocodiff_compile.compiler.generated_order import graph_kinds
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.ir.aten import bound, shape_of, value_of
-from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
@@ -73,7 +73,7 @@ class Rewritten:
         ]
 
     def attentions(self) -> set[str]:
-        return {str(node.target) for node in self.graph.nodes if node.target in FUSED_ATTENTION}
+        return {str(node.target) for node in self.graph.nodes if is_attention(node.target)}
 
     def devices(self) -> set[str]:
         return {

@@ -7,7 +7,7 @@ import functools
 import pytest
 from torch.fx import Graph
 
-from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.select_v_major import SelectVMajor
@@ -110,7 +110,7 @@ def test_what_was_sent_is_cached_before_the_attention(measures_drift: bool) -> N
         model("sd3"), payload, measures_drift=measures_drift, then=_in_order_of_tasks
     )
     nodes = list(selective.variants[payload].graph.nodes)
-    (attention,) = (place for place, node in enumerate(nodes) if node.target in FUSED_ATTENTION)
+    (attention,) = (place for place, node in enumerate(nodes) if is_attention(node.target))
     before = [node for node in nodes[:attention] if is_write_back(node)]
     assert len(before) == 6, "Q, K and V, as sent and as received"
 

@@ -75,7 +75,7 @@ def test_the_doctor_names_the_remedy(
     is_told: bool,
 ) -> None:
     monkeypatch.setattr(examine, "tiles_are_broken", lambda: True)
-    found = examine.examine(Host(Installed(TESTED_TORCH, counts), environment))
+    found = examine.examine(Host(Installed(TESTED_TORCH[0], counts), environment))
     told = [item for item in found if item.what == "AMX"]
     assert bool(told) == is_told
     for item in told:

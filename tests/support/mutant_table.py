@@ -107,7 +107,7 @@ CUT_RULES = (
         "rules.py",
         "has_rows = left in cuts and cuts[left].dim == len(shape_of(node)) - 2",
         "has_rows = left in cuts",
-        "matmuls-rows",
+        "tests/values/test_op_rules.py::test_a_product_is_not_cut_along_what_it_sums_over",
     ),
     _rule(
         "a mask's rows read as the same for all queries",
@@ -119,9 +119,17 @@ CUT_RULES = (
     _rule(
         "a causal attention in chunks of rows",
         "rules.py",
-        "    if attention.is_causal:",
-        "    if attention.is_causal and attention.mask is not None:",
+        "    if attention.depends_on_place:",
+        "    if attention.depends_on_place and attention.mask is not None:",
         "tests/values/test_op_rules.py::test_a_causal_attention_is_not_cut_by_rows",
+    ),
+    _rule(
+        "scales of heads read as the same for all heads",
+        "rules.py",
+        "    if operand in attention.per_head:\n"
+        "        dims.add(attention.per_head[operand] % len(shape_of(operand)))",
+        "    if operand in attention.per_head:\n        dims.add(-1)",
+        "tests/values/test_attention_ops.py::test_passes_work_on_every_op_that_ships",
     ),
     _rule(
         "chunks joined between each other",

@@ -22,7 +22,6 @@ from cocodiff_compile.ir.aten import (
     SOFTMAX,
     WAIT,
 )
-from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
 from cocodiff_compile.ir.pointwise import POINTWISE
 
 aten = torch.ops.aten
@@ -317,12 +316,12 @@ def _exchanged(op: Any, draw: Draw) -> OpCall:
     return OpCall(op, (tensor(draw, tuple(shape)).contiguous(), splits, splits, "group"))
 
 
-ON_OTHER_DEVICES = FUSED_ATTENTION - {
+ATTENTIONS = (
     aten.scaled_dot_product_attention.default,
     aten._scaled_dot_product_attention_math.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
-"""Attentions that cannot be called here; their rule is that of the others."""
+)
+"""The attentions of ATen that can be called here; the rule is one for all."""
 
 CALLS: dict[Any, Callable[[Any, Draw], OpCall]] = {
     **dict.fromkeys(POINTWISE, _pointwise),
@@ -332,7 +331,7 @@ CALLS: dict[Any, Callable[[Any, Draw], OpCall]] = {
     **dict.fromkeys(SLICING, _sliced),
     **dict.fromkeys(CONCATENATION, _concatenated),
     **dict.fromkeys(SOFTMAX, _normalised),
-    **dict.fromkeys(FUSED_ATTENTION - ON_OTHER_DEVICES, _attended),
+    **dict.fromkeys(ATTENTIONS, _attended),
     **dict.fromkeys((aten.bmm.default, aten.baddbmm.default), _multiplied),
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _multiplied),
     **dict.fromkeys((aten.amax.default, aten.amin.default), _reduced),
@@ -347,7 +346,7 @@ CALLS: dict[Any, Callable[[Any, Draw], OpCall]] = {
     ALL_TO_ALL: _exchanged,
 }
 
-WITHOUT_A_CALL = {WAIT, operator.getitem, *ON_OTHER_DEVICES}
+WITHOUT_A_CALL = {WAIT, operator.getitem}
 """A wait copies nothing, and picking one of several results is part of the calls that have them."""
 
 FAMILIES: dict[str, frozenset[Any]] = {
@@ -388,4 +387,4 @@ def is_exact(op: Any) -> bool:
     """
     if op in POINTWISE:
         return op.overloadpacket.__name__ in _EXACT.split()
-    return op not in FUSED_ATTENTION
+    return op not in ATTENTIONS

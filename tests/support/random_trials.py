@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.compiler.exact_rows import rows_differ
@@ -116,11 +117,20 @@ def try_seed(seed: int) -> Trial:
     """Captures the model of a seed and runs each pass on a copy of its graph, then all of them."""
     model = RandomDit(seed).eval()
     chosen = model.chosen
-    on = machine(*GRIDS[chosen.ranks])
-    with fake_ranks(chosen.ranks):
-        gm, values = capture_call(model, *model.arguments())
-        recognition = recognize(gm.graph)
-        trial = Trial(seed, model.description, len(recognition.sites), chosen.layers, {})
+    sites, outcomes = try_passes(model, model.arguments(), chosen.ranks)
+    return Trial(seed, model.description, sites, chosen.layers, outcomes)
+
+
+def try_passes(
+    model: nn.Module, arguments: Sequence[Any], ranks: int
+) -> tuple[int, dict[str, str]]:
+    """Runs each pass on a copy of the graph of a model, then all of them. Returns how many sites
+    were found, and the outcome by pass.
+    """
+    on = machine(*GRIDS[ranks])
+    with fake_ranks(ranks):
+        gm, values = capture_call(model, *arguments)
+        num_sites = len(recognize(gm.graph).sites)
         rewritten = {name: _run(gm, run, on) for name, run in RUNS.items()}
     outcomes = {}
     for name, (ours, outcome) in rewritten.items():
@@ -128,7 +138,7 @@ def try_seed(seed: int) -> Trial:
             outcomes[name] = outcome if _is_equal(ours, gm, values, on) else "other values"
         else:
             outcomes[name] = outcome
-    return replace(trial, outcomes=outcomes)
+    return num_sites, outcomes
 
 
 def _is_equal(ours: GraphModule, gm: GraphModule, values: Sequence[Any], on: Machine) -> bool:

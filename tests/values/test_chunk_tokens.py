@@ -21,7 +21,7 @@ from cocodiff_compile.cut.cut import CutPlan
 from cocodiff_compile.decide.token_chunk_count import token_chunk_tasks
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import ALL_TO_ALL, PROJECTION
-from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.passes.chunk_heads import chunk_heads
 from cocodiff_compile.passes.chunk_tokens import ChunkTokens, plan_tokens
@@ -244,7 +244,7 @@ def test_only_what_mixes_rows_reads_them_joined() -> None:
     (gather,) = plan.stopped
     assert "all_gather" in str(gather.target)
     projections = [node for node in gm.graph.nodes if node.target in PROJECTION]
-    first = min(node for node in plan.steps if node.target in FUSED_ATTENTION)
+    first = min(node for node in plan.steps if is_attention(node.target))
     behind = [node for node in projections if node > first and _rows(node) > 1]
     assert behind
     assert set(behind) <= set(plan.steps)

@@ -30,6 +30,7 @@ from cocodiff_compile.ir.aten import aten, emit, value_of
 from cocodiff_compile.ir.pointwise import POINTWISE
 from tests.support.lockstep import run_lockstep
 from tests.support.op_calls import (
+    ATTENTIONS,
     CALLS,
     FAMILIES,
     NUM_RANKS,
@@ -44,8 +45,7 @@ Inside = Mapping[Node, Cut]
 
 
 def test_every_op_of_the_table_is_called_here() -> None:
-    assert set(CALLS) | WITHOUT_A_CALL >= set(CUT_RULES)
-    assert set(CALLS) <= set(CUT_RULES)
+    assert set(CALLS) | WITHOUT_A_CALL == {*CUT_RULES, *ATTENTIONS}
 
 
 class _Built:
@@ -205,7 +205,8 @@ def _hold(ops: Collection[Any], what: str, examples: int) -> None:
 
 REFUSED_FOR_HEADS = {aten.mm.default, aten.addmm.default}
 """Fewer rows may give other bits: heads are not read as rows."""
-RULES = {"heads": CUT_RULES.keys() - REFUSED_FOR_HEADS, "rows": CUT_RULES.keys()}
+RULED = {*CUT_RULES, *ATTENTIONS}
+RULES = {"heads": RULED - REFUSED_FOR_HEADS, "rows": RULED}
 OP_CASES = [
     pytest.param(op, what, id=f"{what}-{op}")
     for what, ruled in RULES.items()
@@ -272,6 +273,17 @@ def test_a_broadcast_matrix_holds_no_batch() -> None:
     )
     with pytest.raises(CutUnknown, match="dim 0 of an operand of 2 dims"):
         step_cut(built.nodes[0], dict.fromkeys(built.inputs, Cut(0, 1, (2, 2))))
+
+
+@pytest.mark.parametrize("op", [aten.mm.default, aten.bmm.default], ids=str)
+def test_a_product_is_not_cut_along_what_it_sums_over(op: Any) -> None:
+    batch = (3,) if op is aten.bmm.default else ()
+    built = _built(op, torch.randn(*batch, 4, 6), torch.randn(*batch, 6, 8))
+    left, right = built.inputs
+    cut = Cut(len(batch) + 1, 1, (2, 4))
+    for cuts in ({left: cut}, {right: cut.at(len(batch))}, {left: cut, right: cut.at(len(batch))}):
+        with pytest.raises(CutUnknown):
+            step_cut(built.nodes[0], cuts)
 
 
 def test_a_causal_attention_is_not_cut_by_rows() -> None:

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, aten, parse_fused_attention
-from cocodiff_compile.ir.attention_ops import FUSED_ATTENTION
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.records import UlyssesSite
 from cocodiff_compile.passes.select_v_major import SelectVMajor
 from cocodiff_compile.v_major.delta_code import FULL
@@ -130,7 +130,7 @@ def num_rows(graph: Graph) -> int:
 
 
 def num_queries(graph: Graph) -> list[int]:
-    nodes = [node for node in graph.nodes if node.target in FUSED_ATTENTION]
+    nodes = [node for node in graph.nodes if is_attention(node.target)]
     return [parse_fused_attention(node).query.meta["val"].shape[2] for node in nodes]
 
 

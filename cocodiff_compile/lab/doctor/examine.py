@@ -72,10 +72,11 @@ def examine(host: Host) -> list[Finding]:
 def _versions(host: Host) -> Iterator[Finding]:
     for what, version, tested in (
         ("torch", host.installed.torch, TESTED_TORCH),
-        ("python", platform.python_version(), TESTED_PYTHON),
+        ("python", platform.python_version(), (TESTED_PYTHON,)),
     ):
-        is_tested = f"{version.partition('+')[0]}.".startswith(f"{tested}.")
-        text = "the version tested" if is_tested else f"never tested; tested: {tested}"
+        own = f"{version.partition('+')[0]}."
+        is_tested = any(own.startswith(f"{item}.") for item in tested)
+        text = "a version tested" if is_tested else f"never tested; tested: {', '.join(tested)}"
         yield Finding(what, "ok" if is_tested else "note", f"{version}, {text}")
 
 

@@ -1,0 +1,33 @@
+"""Every attention op of a library through every pass: found, rewritten, the same on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.hand_written import WIDTH, FusedProjection, WithMlp
+from tests.support.random_trials import RUNS, try_passes
+from tests.support.stand_in_attentions import STAND_INS
+
+NUM_RANKS = 4
+HEADS = 16
+SAMPLES = {"flash_attn::_flash_attn_varlen_forward": 1, "flash_attn_3 with lengths": 1}
+
+
+class Model(FusedProjection, WithMlp):
+    """One GEMM for query, key and value, and an MLP that can run while they are exchanged."""
+
+    def build(self) -> None:
+        WithMlp.build(self)
+        FusedProjection.build(self)
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_passes_work_on_every_op_that_ships(name: str) -> None:
+    op = STAND_INS[name]
+    model = Model(attend=op.attend, heads=HEADS)
+    x = torch.randn(SAMPLES.get(name, 2), 8, WIDTH)
+    sites, outcomes = try_passes(model, [x], NUM_RANKS)
+    left = {"chunk-heads": op.is_cut_by_heads, "chunk-tokens": op.is_cut_by_tokens}
+    assert sites == 1
+    assert outcomes == {run: "rewritten" if left.get(run, True) else "declined" for run in RUNS}
