@@ -163,13 +163,12 @@ def _key(node: Node, step: Step) -> Hashable:
 
 
 def _is_exact(node: Node, step: Step) -> bool:
-    (by_chunk,) = step.by_chunk
     samples = _samples(node)
     whole = _call(node, samples)
     for number, length in enumerate(step.cut.lengths):
         if length:
-            rows = _rows(samples[by_chunk], node, step.cut, number)
-            part = _call(node, samples | {by_chunk: rows})
+            rows = {item: _rows(samples[item], node, step.cut, number) for item in step.by_chunk}
+            part = _call(node, samples | rows)
             if not torch.equal(part, _rows(whole, node, step.cut, number)):
                 return False
     return True
@@ -215,5 +214,7 @@ def _sample(source: Node) -> Any:
     extent = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True))
     memory = torch.ones(extent, dtype=like.dtype, device=like.device)
     if like.dtype.is_floating_point:
-        memory.normal_()
+        memory = torch.randn(extent, device=like.device).to(like.dtype)
+    elif like.dtype in (torch.int8, torch.uint8):
+        memory.random_(100)
     return memory.as_strided(like.shape, like.stride())

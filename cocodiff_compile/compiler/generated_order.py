@@ -19,7 +19,7 @@ from cocodiff_compile.schedule.graph_tasks import is_anchor
 _MATMUL, _ATTENTION, _WAIT = "matmul", "attention", "wait"
 
 _CALLS = re.compile(
-    r"extern_kernels\.(?P<matmul>mm|addmm|bmm|baddbmm|convolution)\("
+    r"extern_kernels\.(?P<matmul>mm|addmm|bmm|baddbmm|_int_mm|_scaled_mm|convolution)\("
     r"|_c10d_functional\.(?P<collective>\w+?)_?\.default\("
     r"|torch\.ops\.(?!_c10d_functional)(?P<op>\w+\.\w+\.\w+)\("
 )

@@ -216,6 +216,21 @@ def _multiplied(node: Node, cuts: Cuts) -> Step:
     return Step(cuts[left], (left,))
 
 
+def _scaled(node: Node, cuts: Cuts) -> Step:
+    """Rows of the left operand are rows of the product, each with its own scale or one for all."""
+    arguments = bound(node)
+    left, scale = arguments["self"], arguments["scale_a"]
+    if left not in cuts or cuts[left].dim != 0 or cuts.keys() - {left, scale}:
+        raise CutUnknown(f"{node.name} sums over what is cut")
+    if all(same(size, 1) for size in shape_of(scale)):
+        return Step(cuts[left], (left,))
+    rows = shape_of(left)[0]
+    is_by_row = len(shape_of(scale)) == 2 and all(map(same, shape_of(scale), (rows, 1)))
+    if not is_by_row or not cuts.get(scale, cuts[left]).is_like(cuts[left]):
+        raise CutUnknown(f"{node.name} scales blocks of rows, or other rows than it multiplies")
+    return Step(cuts[left], (left, scale))
+
+
 def _batched(node: Node, cuts: Cuts, dim: int, rank: int) -> Step:
     """Returns the step of an op whose operands are all cut at `dim` of `rank` dims; in one of fewer
     dims, which is broadcast, the dim would be another.
@@ -344,6 +359,8 @@ CUT_RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(CONCATENATION, _concatenated),
     **dict.fromkeys({*POINTWISE, aten.expand.default, aten.slice_scatter.default}, _aligned),
     **dict.fromkeys({aten.mm.default, aten.addmm.default, *BATCHED_MATMUL}, _multiplied),
+    aten._int_mm.default: _multiplied,
+    aten._scaled_mm.default: _scaled,
     ALL_TO_ALL: _one_operand(view_rules.exchanged),
     aten.constant_pad_nd.default: _one_operand(view_rules.padded),
     aten.index.Tensor: _indexed,

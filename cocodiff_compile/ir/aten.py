@@ -30,7 +30,8 @@ ALL_GATHER = c10d.all_gather_into_tensor.default
 WAIT = c10d.wait_tensor.default
 
 BATCHED_MATMUL = frozenset({aten.bmm.default, aten.baddbmm.default})
-PROJECTION = frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
+QUANTISED_MATMUL = frozenset({aten._int_mm.default, aten._scaled_mm.default})
+PROJECTION = QUANTISED_MATMUL | {aten.mm.default, aten.addmm.default, aten.linear.default}
 MATMUL = BATCHED_MATMUL | PROJECTION | {aten.matmul.default, aten.convolution.default}
 SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
 

@@ -17,6 +17,7 @@ from cocodiff_compile.ir.aten import (
     CONCATENATION,
     COPY,
     PERMUTE,
+    QUANTISED_MATMUL,
     RESHAPE,
     SLICING,
     SOFTMAX,
@@ -291,6 +292,19 @@ def _multiplied(op: Any, draw: Draw) -> OpCall:
     return OpCall(op, (whole_numbers(draw, own), *pair), kwargs)
 
 
+def _multiplied_in_8_bits(op: Any, draw: Draw) -> OpCall:
+    rows, inner, columns = (16 * draw(st.sampled_from((1, 2, 3))) for _ in range(3))
+    pair = whole_numbers(draw, (rows, inner)), whole_numbers(draw, (columns, inner)).t()
+    if op is aten._int_mm.default:
+        return OpCall(op, tuple(item.to(torch.int8) for item in pair))
+    left, right = (item.to(torch.float8_e4m3fn) for item in pair)
+    if draw(st.booleans()):
+        scales = (torch.ones(()), torch.ones(()))
+    else:
+        scales = tensor(draw, (rows, 1)), tensor(draw, (1, columns))
+    return OpCall(op, (left, right, *scales), {"out_dtype": torch.bfloat16})
+
+
 def _attended(op: Any, draw: Draw) -> OpCall:
     batch, heads, size = (draw(st.sampled_from((1, 2, 4))) for _ in range(3))
     queries, keys = (draw(st.sampled_from(SIZES)) for _ in range(2))
@@ -334,6 +348,7 @@ CALLS: dict[Any, Callable[[Any, Draw], OpCall]] = {
     **dict.fromkeys(ATTENTIONS, _attended),
     **dict.fromkeys((aten.bmm.default, aten.baddbmm.default), _multiplied),
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _multiplied),
+    **dict.fromkeys(QUANTISED_MATMUL, _multiplied_in_8_bits),
     **dict.fromkeys((aten.amax.default, aten.amin.default), _reduced),
     **dict.fromkeys((aten.sum.dim_IntList, aten.mean.dim), _reduced),
     **dict.fromkeys((aten.var.correction, aten.var_mean.correction), _reduced),
@@ -361,6 +376,7 @@ FAMILIES: dict[str, frozenset[Any]] = {
         "softmax": _normalised,
         "attention": _attended,
         "matmuls": _multiplied,
+        "matmuls in 8 bits": _multiplied_in_8_bits,
         "reductions": _reduced,
         "complex": _complex,
         "pads": _padded,
