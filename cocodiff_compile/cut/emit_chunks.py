@@ -20,6 +20,7 @@ from cocodiff_compile.cut.rules import SUMMING, cut_of_operand, joined_lengths
 from cocodiff_compile.cut.view_rules import SQUEEZE, squeezed_dims, taken_range
 from cocodiff_compile.ir.aten import (
     ALL_TO_ALL,
+    QUANTISED_MATMUL,
     RESHAPE,
     SLICING,
     aten,
@@ -113,6 +114,11 @@ class EmitChunks:
             inputs = {
                 source: emit_in_order_of(self.graph, part, source)
                 for source, part in inputs.items()
+            }
+        if node.target in QUANTISED_MATMUL:  # takes scales of rows only if they are contiguous
+            inputs |= {
+                source: emit_contiguous(self.graph, inputs[source])
+                for source in self.steps[node].by_chunk
             }
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
         if node.target is ALL_TO_ALL:

@@ -301,7 +301,7 @@ def _multiplied_in_8_bits(op: Any, draw: Draw) -> OpCall:
     if draw(st.booleans()):
         scales = (torch.ones(()), torch.ones(()))
     else:
-        scales = tensor(draw, (rows, 1)), tensor(draw, (1, columns))
+        scales = torch.linspace(0.5, 2, rows).view(-1, 1), torch.linspace(1, 3, columns).view(1, -1)
     return OpCall(op, (left, right, *scales), {"out_dtype": torch.bfloat16})
 
 

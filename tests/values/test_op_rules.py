@@ -93,7 +93,8 @@ def _of_rank(value: Tensor, rank: int) -> Tensor:
         return value
     extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
     own = value.new_zeros(extent).as_strided(value.shape, value.stride())
-    return own.copy_(value + rank)
+    wide = value.float() if value.element_size() == 1 else value  # 8 bits cannot be added to
+    return own.copy_(wide + rank)
 
 
 def _chunked(built: _Built, inside: Inside, keeps_ops: bool) -> Node:
