@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-faults fuzz mutants lint format bench bench-quick bench-timeline \
+.PHONY: demo test test-slow test-torch test-faults fuzz mutants lint format bench bench-quick bench-timeline \
 	bench-own-cost bench-quality \
 	bench-v-major bench-coding bench-recognize bench-tapa clean
 
@@ -18,6 +18,23 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations 20
+
+# A cross-section with another torch, in an environment of its own: make test-torch TORCH=2.15.0
+TORCH ?= 2.15.0
+TORCH_VENV ?= .venv-torch-$(TORCH)
+test-torch: $(TORCH_VENV)/installed
+	$(TORCH_VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile tests/project/test_compat.py \
+		tests/compile tests/graph/test_recognize_ulysses.py tests/graph/test_register_attention.py \
+		tests/graph/test_small_models.py tests/values/test_attention_ops.py tests/values/test_chunk_heads.py \
+		tests/values/test_chunk_tokens.py tests/values/test_split_tapa_phases.py \
+		tests/ranks/test_compiled_ranks.py tests/ranks/test_demo.py
+
+$(TORCH_VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/pip install --quiet \
+		--disable-pip-version-check torch==$(TORCH) --editable '.[dev,diffusers,plots,quality]'
+	touch $@
 
 # A thousand random models through every pass, all ranks in one process.
 fuzz: $(STAMP)
@@ -86,4 +103,4 @@ $(RIVALS): $(STAMP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-torch-* build dist *.egg-info

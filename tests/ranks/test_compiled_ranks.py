@@ -49,7 +49,7 @@ INDUCTOR_ERROR = 1e-3
 """Inductor on CPU is up to 5e-4 away from eager by itself."""
 
 
-def _write_topology(file: Path, sizes: Sequence[int]) -> None:
+def write_topology(file: Path, sizes: Sequence[int]) -> None:
     """A machine on which as many phases as axes are the cheapest."""
     axes = [{"name": f"axis{i}", "size": size, "link": "any"} for i, size in enumerate(sizes)]
     links = {"any": {"bytes_per_s": 1e12, "latency_s": 1e-3}}
@@ -100,7 +100,7 @@ def test_ranks_with_all_passes_equal_inductor_and_one_process(
     num_ranks: int, name: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "grid.json"
-    _write_topology(file, AXES[num_ranks])
+    write_topology(file, AXES[num_ranks])
     for result in run_local_ranks(_model, num_ranks, name, str(file), timeout_s=800):
         assert result["bit for bit"]
         assert result["difference to eager"] <= INDUCTOR_ERROR
@@ -130,7 +130,7 @@ def _every_plan(rank: int, num_ranks: int, file: str) -> dict[str, bool]:
 @pytest.mark.parametrize("num_ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_plan_over_real_messages(num_ranks: int, tmp_path: Path) -> None:
     file = tmp_path / "grid.json"
-    _write_topology(file, AXES[num_ranks])
+    write_topology(file, AXES[num_ranks])
     for equal in run_local_ranks(_every_plan, num_ranks, str(file), timeout_s=300):
         assert len(equal) == {4: 2, 8: 12}[num_ranks]
         assert all(equal.values()), equal

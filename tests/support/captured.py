@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cocodiff_compile.compat import make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
@@ -48,7 +49,12 @@ def recording_backend(graphs: list[GraphModule]) -> Callable[..., Any]:
     config = CompileConfig.from_options({"disable": ["recognize-ulysses"]})
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        names = [
+            str(node.target)
+            for node, given in zip(placeholders, example_inputs, strict=True)
+            for _ in range(_num_tensors(given))
+        ]
 
         def record(captured: GraphModule, _inputs: Sequence[Any], **_options: Any) -> Any:
             captured.meta[INPUT_NAMES] = names
@@ -63,6 +69,14 @@ def recording_backend(graphs: list[GraphModule]) -> Callable[..., Any]:
         return compile_graph(gm, example_inputs, config, record)
 
     return backend
+
+
+def _num_tensors(given: Any) -> int:
+    """As how many inputs a value comes: a quantised weight, a tensor subclass, as several."""
+    if not is_traceable_wrapper_subclass(given):
+        return 1
+    inner, _ = given.__tensor_flatten__()
+    return sum(_num_tensors(getattr(given, name)) for name in inner)
 
 
 def capture_call(

@@ -1,0 +1,130 @@
+"""On real gloo ranks: FLUX with quantised weights and an unmerged LoRA, through every pass."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from torch._inductor.utils import run_and_get_code
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+import cocodiff_compile
+from cocodiff_compile.compiler import compile_graph
+from cocodiff_compile.compiler.generated_order import code_kinds
+from cocodiff_compile.compiler.stages import Deciding
+from cocodiff_compile.decide.limits import Limits
+from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.lab.small_models import SMALL_MODELS
+from cocodiff_compile.parallel import parallelize
+from tests.ranks.test_compiled_ranks import AXES, INDUCTOR_ERROR, write_topology
+
+pytestmark = pytest.mark.gloo
+
+NUM_RANKS = 4
+LORA = LoraConfig(
+    r=4,
+    lora_alpha=8,
+    init_lora_weights=False,
+    target_modules=["to_q", "to_k", "to_v", "to_out.0", "add_k_proj"],
+)
+
+
+def _adapted(heads: int) -> tuple[Any, dict[str, Any]]:
+    small = SMALL_MODELS["flux"]
+    model = small.build(num_layers=1, heads=heads)
+    quantize_(model, Int8WeightOnlyConfig())
+    torch.manual_seed(0)
+    model.add_adapter(LORA)
+    return model, small.inputs(model, image_tokens=24 * heads, text_tokens=8 * heads)
+
+
+def _run(_rank: int, num_ranks: int, topology: str) -> dict[str, Any]:
+    small = SMALL_MODELS["flux"]
+    model, inputs = _adapted(2 * num_ranks)
+    options = {"topology": topology, "tapa": "on", "head_chunks": 2, "token_chunks": 2}
+    any_gain = functools.partial(Deciding, limits=Limits(order_gain=-1.0))  # models are small
+    with (
+        mock.patch.object(compile_graph, "Deciding", any_gain),
+        torch.no_grad(),
+        cocodiff_compile.collect_reports() as reports,
+    ):
+        eager = small.sample(model(**inputs))
+        parallelize(model)
+        inductor = small.sample(torch.compile(model, fullgraph=True)(**inputs))
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
+        result, (code,) = run_and_get_code(lambda: compiled(**inputs))
+    legs = [leg for item in reports for site in item.summary["sites"] for leg in site["legs"]]
+    kinds = code_kinds(code)
+    return {
+        "bit for bit": torch.equal(small.sample(result), inductor),
+        "difference to eager": float((small.sample(result) - eager).abs().max()),
+        "chunks": {leg["chunks"] for leg in legs},
+        "phases": {len(leg["phases"]) for leg in legs},
+        "projections": [leg["projections"] for leg in legs],
+        "ordered": all(item.report.is_ordered for item in reports),
+        "matmuls before": kinds[: kinds.index("all_to_all_single")].count("matmul"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_quantised_flux_with_a_lora_equals_inductor(tmp_path: Path) -> None:
+    file = tmp_path / "grid.json"
+    write_topology(file, AXES[NUM_RANKS])
+    for result in run_local_ranks(_run, NUM_RANKS, str(file), timeout_s=800):
+        assert result["bit for bit"]
+        assert result["difference to eager"] <= INDUCTOR_ERROR
+        assert result["chunks"] <= {2, 4}
+        assert result["phases"] == {2}
+        assert result["ordered"]
+        assert all(result["projections"])
+
+
+def _scaled(_rank: int, _num_ranks: int) -> list[float]:
+    """How far a compiled model is from one process while its LoRA is scaled, disabled and back."""
+    small = SMALL_MODELS["flux"]
+    model, inputs = _adapted(4)
+    plain, _ = _adapted(4)
+    parallelize(model)
+    compiled = torch.compile(model, backend="cocodiff", options={"v_first": False})
+
+    def both(change: Any) -> None:
+        change(model)
+        change(plain)
+
+    def scale(factor: float) -> Any:
+        def change(changed: Any) -> None:
+            for layer in changed.modules():
+                if isinstance(layer, LoraLayer):
+                    layer.set_scale("default", factor)
+
+        return change
+
+    changes = (
+        lambda _: None,
+        scale(0.25),
+        lambda changed: changed.disable_lora(),
+        lambda changed: changed.enable_lora(),
+        scale(2.0),
+    )
+    found = []
+    with torch.no_grad():
+        for change in changes:
+            both(change)
+            ours, expected = small.sample(compiled(**inputs)), small.sample(plain(**inputs))
+            found.append(float((ours - expected).abs().max()))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_lora_is_scaled_and_disabled_between_calls() -> None:
+    for distances in run_local_ranks(_scaled, 2, timeout_s=800):
+        assert max(distances) <= INDUCTOR_ERROR
