@@ -156,7 +156,7 @@ def _skip_attention_scores(model: Any) -> None:
     apply_layer_skip(model, config)
 
 
-def _offload_by_model(model: Any) -> None:
+def offload_by_model(model: Any) -> None:
     """What a pipeline does, each time it was called, after `enable_model_cpu_offload`."""
     remove_hook_from_module(model, recurse=True)
     accelerate.cpu_offload_with_hook(model, "cpu")
@@ -167,7 +167,7 @@ def _offload_by_layer(model: Any) -> None:
     accelerate.cpu_offload(model, "cpu")
 
 
-def _offload_by_group(model: Any) -> None:
+def offload_by_group(model: Any) -> None:
     apply_group_offloading(
         model,
         onload_device=torch.device("cpu"),
@@ -192,9 +192,9 @@ CHANGES: list[tuple[str, Change, dict[str, Any]]] = [
     ("flux", _copy, {}),
     ("flux", _checkpoint, {}),
     ("flux", _set_attention_backend, {}),
-    ("flux", _offload_by_model, {}),
+    ("flux", offload_by_model, {}),
     ("flux", _offload_by_layer, {}),
-    ("flux", _offload_by_group, {}),
+    ("flux", offload_by_group, {}),
     ("flux", _cast_layerwise, {}),
     ("flux", _compile_a_block, {}),
     ("flux", _double, {}),
@@ -216,7 +216,7 @@ CHANGES: list[tuple[str, Change, dict[str, Any]]] = [
 
 def _id(case: Any) -> str:
     name, change, _ = case
-    return f"{name}{change.__name__}"
+    return f"{name}_{change.__name__.strip('_')}"
 
 
 def _difference(actual: Any, expected: Any) -> float:
@@ -258,7 +258,7 @@ def _run(case: Any, order: str) -> float:
         _call(model, before)  # a call between, so that nothing is done for the first time
         model = _changed(change, model)
     differences = [_difference(_call(model, inputs), expected)]
-    if change in (_offload_by_model, _offload_by_layer):
+    if change in (offload_by_model, _offload_by_layer):
         change(model)
     return max(*differences, _difference(_call(model, inputs), expected))
 

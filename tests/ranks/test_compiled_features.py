@@ -1,0 +1,63 @@
+"""On real gloo ranks, compiled: offloading and autocast compute what Inductor alone computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import cocodiff_compile
+from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.lab.small_models import SMALL_MODELS
+from cocodiff_compile.parallel import parallelize
+from tests.ranks.test_changed_models import offload_by_group, offload_by_model
+from tests.ranks.test_compiled_ranks import INDUCTOR_ERROR
+
+pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HEADS = 4
+
+
+def _plain(_model: Any) -> None:
+    """Leaves the model as it is."""
+
+
+CASES: dict[str, tuple[Callable[[Any], None], bool]] = {
+    "model offload": (offload_by_model, False),
+    "group offload": (offload_by_group, False),
+    "autocast": (_plain, True),
+}
+"""How the model is changed, and whether it runs under autocast."""
+
+
+def _run(_rank: int, _num_ranks: int, name: str) -> dict[str, Any]:
+    change, casts = CASES[name]
+    small = SMALL_MODELS["flux"]
+    model = small.build(num_layers=1, heads=HEADS)
+    inputs = small.inputs(model, image_tokens=24 * HEADS, text_tokens=8 * HEADS)
+    context = torch.autocast("cpu", torch.bfloat16) if casts else contextlib.nullcontext()
+    options = {"tapa": "off", "head_chunks": 2, "token_chunks": 2}
+    with torch.no_grad(), context, cocodiff_compile.collect_reports() as reports:
+        expected = small.sample(model(**inputs))
+        parallelize(model)
+        change(model)
+        inductor = small.sample(torch.compile(model)(**inputs))
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="cocodiff", options=options)
+        found = [small.sample(compiled(**inputs)) for _ in range(2)]
+    return {
+        "bit for bit": [torch.equal(item, inductor) for item in found],
+        "off by": float((found[0].float() - expected.float()).abs().max()),
+        "sites": sum(len(item.summary["sites"]) for item in reports),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_ranks_compute_what_inductor_computes(name: str) -> None:
+    for result in run_local_ranks(_run, 2, name, timeout_s=800):
+        assert result["bit for bit"] == [True, True]
+        assert result["off by"] <= (5e-2 if name == "autocast" else INDUCTOR_ERROR)
+        assert result["sites"] == 2
