@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
+ADAPTERS := $(VENV)/adapters-installed
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-slow test-torch test-faults fuzz mutants lint format bench bench-quick bench-timeline \
@@ -16,7 +17,7 @@ demo: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --durations 20
 
-test-slow: $(STAMP)
+test-slow: $(ADAPTERS)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations 20
 
 # A cross-section with another torch, in an environment of its own: make test-torch TORCH=2.15.0
@@ -94,6 +95,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
 		--editable '.[dev,diffusers,plots,quality]'
+	touch $@
+
+# Quantisation and LoRA; diffusers takes longer to import beside them.
+$(ADAPTERS): $(STAMP)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
+		--editable '.[adapters]'
 	touch $@
 
 # Without their dependencies, which want another torch.

@@ -7,24 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+RANDOM_MODEL = 4
+"""Grouped queries, views between, an MLP; all passes rewrite it."""
 _SCRIPT = """
 import sys
 from pathlib import Path
 
+import torch
+
 import cocodiff_compile
 from cocodiff_compile.lab.fake_ranks import fake_ranks
-from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from tests.dumped_graphs import FORCED, machine_options, plain
+from tests.support.random_dits import RandomDit
 
 folder = Path(sys.argv[1])
+model = RandomDit(int(sys.argv[2])).eval()
 with fake_ranks(4):
-    small = SMALL_MODELS["flux"]
-    model = small.build(num_layers=1, heads=4, head_size=32)
-    inputs = small.inputs(model, image_tokens=128, text_tokens=16)
-    parallelize(model)
     options = {**machine_options(4), **FORCED, "debug_dir": folder}
-    (graph,) = cocodiff_compile.explain(model, **inputs, options=options).graphs
+    (graph,) = cocodiff_compile.explain(model, *model.arguments(), options=options).graphs
 print(graph.report.fingerprint)
 print(graph.report.decision)
 for dump in sorted(folder.rglob("*.py")):
@@ -34,7 +34,7 @@ for dump in sorted(folder.rglob("*.py")):
 
 def _printed(hash_seed: int, folder: Path) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
-    command = [sys.executable, "-c", _SCRIPT, str(folder)]
+    command = [sys.executable, "-c", _SCRIPT, str(folder), str(RANDOM_MODEL)]
     root = Path(__file__).parents[2]
     return subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, check=True

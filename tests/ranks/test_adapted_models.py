@@ -9,11 +9,8 @@ from unittest import mock
 
 import pytest
 import torch
-from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
 from torch._inductor.utils import run_and_get_code
 from torch.fx import Graph
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 import cocodiff_compile
 from cocodiff_compile.compiler import compile_graph, finish_graph
@@ -28,21 +25,20 @@ from tests.ranks.test_compiled_ranks import AXES, INDUCTOR_ERROR, write_topology
 pytestmark = pytest.mark.gloo
 
 NUM_RANKS = 4
-LORA = LoraConfig(
-    r=4,
-    lora_alpha=8,
-    init_lora_weights=False,
-    target_modules=["to_q", "to_k", "to_v", "to_out.0", "add_k_proj"],
-)
+ADAPTED = ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj"]
 
 
 def _adapted(heads: int) -> tuple[Any, dict[str, Any]]:
+    from peft import LoraConfig  # noqa: PLC0415  (slow, and not needed by `make test`)
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # noqa: PLC0415
+
     small = SMALL_MODELS["flux"]
     model = small.build(num_layers=1, heads=heads)
     inputs = small.inputs(model, image_tokens=24 * heads, text_tokens=8 * heads)
     quantize_(model, Int8WeightOnlyConfig())
     torch.manual_seed(0)
-    model.add_adapter(LORA)
+    lora = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, target_modules=ADAPTED)
+    model.add_adapter(lora)
     return model, inputs
 
 
@@ -103,6 +99,8 @@ def test_quantised_flux_with_a_lora_equals_inductor(tmp_path: Path) -> None:
 
 def _scaled(_rank: int, _num_ranks: int) -> list[float]:
     """How far a compiled model is from one process while its LoRA is scaled, disabled and back."""
+    from peft.tuners.lora import LoraLayer  # noqa: PLC0415
+
     small = SMALL_MODELS["flux"]
     model, inputs = _adapted(4)
     plain, _ = _adapted(4)

