@@ -305,9 +305,8 @@ def register_attention(op: Any, **entry: Any) -> None:
         register_attention(torch.ops.mine.attend, query="q", key="k", value="v", layout="BSHD")
     """
     target = _overload(op)
-    refuse_unknown(
-        entry, fields(AttentionOp)[1:], f"register_attention: unknown field {{}} for {target}"
-    )
+    given = [field for field in fields(AttentionOp) if field.name not in ("name", "is_pattern")]
+    refuse_unknown(entry, given, f"register_attention: unknown field {{}} for {target}")
     made = AttentionOp(op_name(target), **entry)
     if reason := _why_refused(made, target):
         raise UserError(f"register_attention: {target}: {reason}")
@@ -333,7 +332,13 @@ def _overload(op: Any) -> torch._ops.OpOverload:
     return op
 
 
+_KINDS = {Mapping: "a dict with names of arguments as keys", int: "a whole number"}
+
+
 def _why_refused(entry: AttentionOp, target: torch._ops.OpOverload) -> str:
+    for name, kind in (("per_head", Mapping), ("by_place", Mapping), ("output", int)):
+        if not isinstance(getattr(entry, name), kind):
+            return f"{name!r} is {getattr(entry, name)!r}; allowed: {_KINDS[kind]}"
     if entry.layout not in LAYOUTS:
         return f"'layout' is {entry.layout!r}; allowed: {', '.join(map(repr, LAYOUTS))}"
     if reason := entry.why_misfit(target):
@@ -348,6 +353,6 @@ def _why_refused(entry: AttentionOp, target: torch._ops.OpOverload) -> str:
     if unknown:
         return (
             f"what its tensors {', '.join(map(repr, unknown))} hold is not known: give them as "
-            "'mask', 'per_head' or 'shared'"
+            "'mask', 'per_head', 'shared' or 'lengths'"
         )
     return ""

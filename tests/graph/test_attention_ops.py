@@ -42,6 +42,17 @@ def test_roles_are_arguments_of_the_op(target: Any) -> None:
     assert [name for name in optional if name != "dropout_mask"] == ([op.mask] if op.mask else [])
 
 
+@pytest.mark.parametrize(
+    "target",
+    [aten._flash_attention_forward.default, aten._efficient_attention_forward.default],
+    ids=str,
+)
+def test_kernels_behind_them_are_known_too(target: Any) -> None:
+    entry = _entry(target)
+    assert entry.layout == "BSHD"
+    assert entry.why_misfit(target) == ""
+
+
 @each_op
 def test_generated_code_shows_the_op(target: Any) -> None:
     assert attention_op(target)
