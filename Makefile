@@ -15,16 +15,16 @@ demo: $(STAMP)
 	$(BIN)/cocodiff demo
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --durations 20
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --durations 20
 
 test-slow: $(ADAPTERS)
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations 20
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup --durations 20
 
 # A cross-section with another torch, in an environment of its own: make test-torch TORCH=2.15.0
 TORCH ?= 2.15.0
 TORCH_VENV ?= .venv-torch-$(TORCH)
 test-torch: $(TORCH_VENV)/installed
-	$(TORCH_VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile tests/project/test_compat.py \
+	$(TORCH_VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadgroup tests/project/test_compat.py \
 		tests/compile tests/graph/test_recognize_ulysses.py tests/graph/test_register_attention.py \
 		tests/graph/test_small_models.py tests/values/test_attention_ops.py tests/values/test_chunk_heads.py \
 		tests/values/test_chunk_tokens.py tests/values/test_split_tapa_phases.py \

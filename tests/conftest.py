@@ -23,6 +23,20 @@ settings.register_profile("unshrunk", deadline=None, phases=(Phase.explicit, Pha
 settings.load_profile("untimed")
 
 
+SHARE_CAPTURES = ("test_chunk_heads.py", "test_split_tapa_phases.py")
+"""Files that start from the same captured graphs; they run in one worker, as the tests of any one
+file do.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file = item.path.name
+        group = "captures" if file in SHARE_CAPTURES else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[str], int]]:
     """How many of the messages so far hold the given words."""

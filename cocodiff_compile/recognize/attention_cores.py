@@ -18,6 +18,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
 )
 from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.ir.layout import Size
 from cocodiff_compile.ir.records import Role
 from cocodiff_compile.recognize.walk import between, walk_back
 
@@ -30,6 +31,13 @@ class Operand:
     head_dim: int
     token_dim: int
     size_dim: int
+    head_size: Size
+
+    @classmethod
+    def of(cls, node: Node, head_dim: int, token_dim: int, size_dim: int) -> Operand:
+        # A result that nothing reads is not there as a tensor.
+        size = shape_of(node)[size_dim] if is_tensor(node) else 0
+        return cls(node, head_dim, token_dim, size_dim, size)
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ def _fused_core(node: Node) -> AttentionCore:
     op = parsed.op
     output = node if is_tensor(node) else _result(node, op.output)
     q, k, v, o = (
-        Operand(operand, op.head_dim, op.token_dim, op.size_dim)
+        Operand.of(operand, op.head_dim, op.token_dim, op.size_dim)
         for operand in (parsed.query, parsed.key, parsed.value, output)
     )
     return AttentionCore(
@@ -112,10 +120,10 @@ def _decomposed_core(second: Node) -> AttentionCore | None:
     return AttentionCore(
         form="decomposed",
         nodes=(first, *softmax, second),
-        q=Operand(query, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
-        k=Operand(key_transposed, head_dim=0, token_dim=tokens + 1, size_dim=tokens),
-        v=Operand(value, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
-        o=Operand(second, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
+        q=Operand.of(query, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
+        k=Operand.of(key_transposed, head_dim=0, token_dim=tokens + 1, size_dim=tokens),
+        v=Operand.of(value, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
+        o=Operand.of(second, head_dim=0, token_dim=tokens, size_dim=tokens + 1),
         mask=added_mask(first, softmax),
         is_causal=False,
     )

@@ -13,7 +13,7 @@ from typing import Literal
 from torch.fx import Node
 
 from cocodiff_compile.ir import layout
-from cocodiff_compile.ir.aten import shape_of, size_bytes
+from cocodiff_compile.ir.aten import size_bytes
 from cocodiff_compile.ir.collectives import AllToAll
 from cocodiff_compile.ir.layout import (
     BROADCAST,
@@ -82,7 +82,7 @@ def _leg_in(
     source = before_views(all_to_all.source)
     packed = trace_root(view_path(source, all_to_all.source))
     scattered, received = _exchange(all_to_all, packed, len(ranks))
-    unpacked = trace(received, route.path)
+    operand, unpacked = _with_samples_apart(operand, trace(received, route.path))
     gather_dim = _gather_dim(all_to_all, unpacked.dims, "tokens")
     _refuse_other_than_heads_in(all_to_all, operand, unpacked, gather_dim, scattered)
     heads_per_rank, samples = _heads_and_samples(operand, unpacked, gather_dim, scattered)
@@ -97,9 +97,27 @@ def _leg_in(
         exchange=replace(exchange, token_rows=_token_rows(received, tokens[1:])),
         projections=projections_before(source, cuts[-1] if cuts else None, samples),
         num_heads=heads_per_rank * len(ranks),
-        head_size=shape_of(operand.node)[operand.size_dim],
+        head_size=operand.head_size,
         tokens_per_rank=layout.product(tokens[1:]),
     )
+
+
+def _with_samples_apart(operand: Operand, unpacked: Traced) -> tuple[Operand, Traced]:
+    """Returns an operand [S, H, D] in which the tokens of several samples follow each other as if
+    the samples had a dim of their own; others as they are.
+    """
+    first = unpacked.dims[0]
+    place = next((index for index, factor in enumerate(first) if factor.source == RANK), 0)
+    if operand.token_dim != 0 or unpacked.node is not operand.node or not place:
+        return operand, unpacked
+    dims = (first[:place], first[place:], *unpacked.dims[1:])
+    shifted = replace(
+        operand,
+        head_dim=operand.head_dim + 1,
+        token_dim=operand.token_dim + 1,
+        size_dim=operand.size_dim + 1,
+    )
+    return shifted, replace(unpacked, dims=dims)
 
 
 def _token_rows(received: Dims, tokens: tuple[Factor, ...]) -> tuple[int, int] | None:
@@ -140,7 +158,8 @@ def _leg_out(
             f"its tokens are dim {core.o.token_dim}",
         )
     _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
-    _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
+    if core.o.token_dim > 0:  # else samples may lie outside of what is scattered
+        _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
     source, scatter_dim = _after_padding(all_to_all, route.path[:-1], scattered)
     return Leg(
         role="o",
@@ -149,9 +168,15 @@ def _leg_out(
         ),
         projections=projections_after(all_to_all.wait),
         num_heads=query.num_heads,
-        head_size=shape_of(core.output)[core.o.size_dim],
+        head_size=core.o.head_size,
         tokens_per_rank=layout.product(
-            [factor for dim in received for factor in dim if factor.source == scattered.source]
+            [
+                factor
+                for dim in received
+                for factor in dim
+                if factor.source == scattered.source
+                and not _larger(factor.stride, scattered.stride)
+            ]
         ),
     )
 
@@ -314,7 +339,7 @@ def _heads_and_samples(
     _refuse_samples_among_heads(unpacked, of_heads, tokens, scattered)
     elements = layout.product([factor for factor in others if factor.source in of_heads])
     samples = layout.product([factor for factor in others if factor.source not in of_heads])
-    head_size = shape_of(operand.node)[operand.size_dim]
+    head_size = operand.head_size
     if not layout.divides(head_size, elements) or not _has_heads_of(head_size, unpacked):
         raise Refused(
             unpacked.node,

@@ -81,14 +81,12 @@ def _public(name: str, heads: int) -> Case:
 
 
 def _hand_written(rank: int, num_ranks: int) -> Case:
-    """Two blocks with an MLP beside each attention; a rank is called with its own tokens."""
+    """A block with an MLP beside its attention; a rank is called with its own tokens."""
     torch.manual_seed(0)
-    layers = [hand_written.WithMlp(heads=2 * num_ranks).eval() for _ in range(2)]
-    whole = x = torch.randn(2, 8 * num_ranks, WIDTH)
-    for layer in layers:
-        whole = layer.reference(whole)
-    own, expected = (tokens.chunk(num_ranks, 1)[rank] for tokens in (x, whole))
-    return Case(nn.Sequential(*layers), {"input": own}, expected, len(layers))
+    block = hand_written.WithMlp(heads=2 * num_ranks).eval()
+    x = torch.randn(2, 8 * num_ranks, WIDTH)
+    own, expected = (item.chunk(num_ranks, 1)[rank] for item in (x, block.reference(x)))
+    return Case(block, {"x": own}, expected, 1)
 
 
 def _run(rank: int, num_ranks: int, name: str, topology: str) -> dict[str, Any]:

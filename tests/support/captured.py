@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from cocodiff_compile.compat import make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.lab.fake_ranks import fake_ranks
+from tests.support.idioms import IDIOMS
 
 __all__ = ["INPUT_NAMES", "capture", "capture_calls", "fake_ranks", "is_weight_of", "weight_name"]
 
@@ -69,6 +72,16 @@ def recording_backend(graphs: list[GraphModule]) -> Callable[..., Any]:
         return compile_graph(gm, example_inputs, config, record)
 
     return backend
+
+
+@functools.cache
+def captured_idiom(name: str, num_ranks: int) -> tuple[GraphModule, list[Any]]:
+    """The graph of a hand-written attention on so many ranks, and the values it is called with;
+    captured once for all tests, which work on copies.
+    """
+    (idiom,) = (replace(item, num_ranks=num_ranks) for item in IDIOMS if item.name == name)
+    with fake_ranks(num_ranks):
+        return capture_call(idiom.model(), *idiom.arguments(), dynamic=idiom.dynamic)
 
 
 def _num_tensors(given: Any) -> int:

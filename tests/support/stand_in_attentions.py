@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import diffusers.models.attention_dispatch  # noqa: F401  (defines the op that it brings)
 import torch
 from torch import Tensor
 from torch.nn import functional as F

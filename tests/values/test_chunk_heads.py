@@ -21,7 +21,7 @@ from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.pipeline.run_passes import broken_rule
 from cocodiff_compile.topology.machine import Machine
-from tests.support.captured import capture_call, fake_ranks
+from tests.support.captured import capture_call, captured_idiom, fake_ranks
 from tests.support.decided import in_phases, in_token_chunks, in_v_first_order
 from tests.support.hand_written import HEADS
 from tests.support.idioms import IDIOMS, Idiom
@@ -62,9 +62,8 @@ def _grid(idiom: Idiom) -> tuple[int, int]:
 def test_idiom_in_chunks_is_whole_bit_for_bit(name: str) -> None:
     (idiom,) = (idiom for idiom in IDIOMS if idiom.name == name)
     sizes = _grid(idiom)
-    idiom = replace(idiom, num_ranks=math.prod(sizes))
-    with fake_ranks(idiom.num_ranks):
-        gm, values = capture_call(idiom.model(), *idiom.arguments(), dynamic=idiom.dynamic)
+    gm, values = captured_idiom(name, math.prod(sizes))
+    with fake_ranks(math.prod(sizes)):
         before = str(gm.graph)
         chunked, result = chunk_all(gm, 2)
     if name in DECLINED:

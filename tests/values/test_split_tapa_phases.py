@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +33,7 @@ from cocodiff_compile.topology.axes import Axis, Link, Topology
 from cocodiff_compile.topology.machine import Machine, sketch_machine
 from cocodiff_compile.topology.phases import Phases, all_phases
 from cocodiff_compile.topology.presets import aurora
-from tests.support.captured import capture_call, fake_ranks
+from tests.support.captured import capture_call, captured_idiom, fake_ranks
 from tests.support.code_text import text_only
 from tests.support.decided import in_phases
 from tests.support.hand_written import (
@@ -166,9 +165,8 @@ def test_idiom_in_phases_is_flat_bit_for_bit(name: str) -> None:
     (idiom,) = (idiom for idiom in IDIOMS if idiom.name == name)
     twelve_heads = idiom.heads == idiom.kv_heads == HEADS
     sizes = (2, 3) if twelve_heads else (2, idiom.num_ranks // 2)
-    idiom = replace(idiom, num_ranks=math.prod(sizes))
-    with fake_ranks(idiom.num_ranks):
-        gm, values = capture_call(idiom.model(), *idiom.arguments(), dynamic=idiom.dynamic)
+    gm, values = captured_idiom(name, math.prod(sizes))
+    with fake_ranks(math.prod(sizes)):
         phased, result = split_all(gm, machine(*sizes))
     assert result.changed
     assert result.recognition is not None
