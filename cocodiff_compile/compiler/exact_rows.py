@@ -199,7 +199,8 @@ def _shortened(node: Node, samples: dict[Node, Any]) -> dict[Node, Any]:
     # Elsewhere kernels are chosen by the number of heads and keys too.
     is_plain = value.device.type == "cpu" and value.dtype is torch.float32
     op = attention_op(node.target)
-    if is_plain and op is not None and op.name.startswith("aten::"):
+    is_sdpa = op is not None and op.name.startswith("aten::") and op.layout == "BHSD"
+    if is_plain and is_sdpa:
         attention = parse_fused_attention(node)
         samples = {item: sample[:1, :1] for item, sample in samples.items()}
         for item in (attention.key, attention.value):
