@@ -13,7 +13,7 @@ from typing import Literal
 from torch.fx import Node
 
 from cocodiff_compile.ir import layout
-from cocodiff_compile.ir.aten import size_bytes
+from cocodiff_compile.ir.aten import shape_of, size_bytes
 from cocodiff_compile.ir.collectives import AllToAll
 from cocodiff_compile.ir.layout import (
     BROADCAST,
@@ -158,8 +158,8 @@ def _leg_out(
             f"its tokens are dim {core.o.token_dim}",
         )
     _refuse_other_than_heads(all_to_all, core, unpacked.dims, gather_dim, query)
-    if core.o.token_dim > 0:  # else samples may lie outside of what is scattered
-        _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens")
+    samples = _samples_among_tokens(core.o, query.tokens_per_rank * len(ranks))
+    _refuse_round_robin(all_to_all, packed.dims, scattered, "tokens", samples)
     source, scatter_dim = _after_padding(all_to_all, route.path[:-1], scattered)
     return Leg(
         role="o",
@@ -305,9 +305,22 @@ def _scatters_heads(operand: Operand, dims: Dims, tokens: set[int], scattered: F
     return not in_sizes or not heads or scattered.source in heads
 
 
-def _refuse_round_robin(all_to_all: AllToAll, dims: Dims, scattered: Factor, what: str) -> None:
+def _samples_among_tokens(result: Operand, tokens: Size) -> Size:
+    """Returns how many samples follow each other among the tokens of a result [S, H, D]; 1 where
+    samples have a dim of their own.
+    """
+    return 1 if result.token_dim > 0 else shape_of(result.node)[0] // tokens
+
+
+def _refuse_round_robin(
+    all_to_all: AllToAll, dims: Dims, scattered: Factor, what: str, samples: Size = 1
+) -> None:
+    """Raises Refused if anything but whole `samples` lies outside of what is scattered."""
+    whole = scattered.stride * all_to_all.num_ranks
     for factor in (factor for dim in dims for factor in dim):
-        if factor.source == scattered.source and _larger(factor.stride, scattered.stride):
+        is_sample = layout.same(factor.size, samples) and layout.same(factor.stride, whole)
+        is_outside = factor.source == scattered.source and _larger(factor.stride, scattered.stride)
+        if is_outside and not is_sample:
             raise Refused(
                 all_to_all.start,
                 f"{what} are dealt round-robin, one block of {scattered.stride} per rank and turn; "
