@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def cut_of_operand(node: Node, operand: Node, cut: Cut) -> Cut | None:
     """
     shape, own = _result_shape(node), shape_of(operand)
     if is_attention(node.target):
-        dim = _dim_of_attended(node, operand, cut)
+        dim = _dim_of_attended(node, operand, cut.dim)
     elif node.target is aten.stack.default:
         dim = cut.dim - (_dim_argument(node) < cut.dim)
     else:
@@ -151,7 +152,7 @@ def _attended(node: Node, cuts: Cuts) -> Step:
     if cut is None or cut.dim != op.token_dim:
         if not op.has_independent_heads:
             raise CutUnknown(f"{node.name} may look at the places of its heads")
-        return _attended_by_heads(node, attention, cuts)
+        return _batched(node, cuts, op.head_dim, partial(_dim_of_heads, node, attention))
     if not op.has_independent_queries:
         raise CutUnknown(f"{node.name} may look at the places of its rows")
     if {*tensor_inputs(node)} - {*attention_operands(node), attention.mask}:
@@ -167,33 +168,25 @@ def _attended(node: Node, cuts: Cuts) -> Step:
     return Step(cut, (attention.query,))
 
 
-def _attended_by_heads(node: Node, attention: FusedAttention, cuts: Cuts) -> Step:
-    op, operands = attention.op, tensor_inputs(node)
-    roles = (attention.query, attention.key, attention.value)
-    inside = [item for item in operands if item in cuts]
-    for item in inside:
-        dim = _dim_of_attended(node, item, cuts[item].at(op.head_dim))
-        if cuts[item].dim != dim or (item in roles and len(shape_of(item)) != op.num_dims):
-            raise CutUnknown(
-                f"{node.name} is cut at dim {cuts[item].dim} of an operand of "
-                f"{len(shape_of(item))} dims, whose heads are not there"
-            )
-    cut = _common(node, [cuts[item].at(op.head_dim) for item in inside])
-    if not same(shape_of(inside[0])[cuts[inside[0]].dim], _result_shape(node)[op.head_dim]):
-        raise CutUnknown(f"{node.name} repeats what is cut")
-    return _reading(node, cut, operands, cuts)
+def _dim_of_heads(node: Node, attention: FusedAttention, operand: Node) -> int:
+    """Returns the dim of an operand that counts heads, below 0 if it has none there."""
+    op = attention.op
+    is_role = operand in (attention.query, attention.key, attention.value)
+    if is_role and len(shape_of(operand)) != op.num_dims:
+        return -1
+    return _dim_of_attended(node, operand, op.head_dim)
 
 
-def _dim_of_attended(node: Node, operand: Node, cut: Cut) -> int:
-    """Returns the dim of an operand of an attention that lies as dim `cut.dim` of its output does;
-    below 0 if it has none. Raises CutUnknown if it is not known what the operand holds.
+def _dim_of_attended(node: Node, operand: Node, dim: int) -> int:
+    """Returns the dim of an operand of an attention that lies as `dim` of its output does; below 0
+    if it has none. Raises CutUnknown if it is not known what the operand holds.
     """
     attention = parse_fused_attention(node)
     dims = set()
     if operand in (attention.query, attention.key, attention.value):
-        dims.add(cut.dim)
+        dims.add(dim)
     if operand is attention.mask:
-        dims.add(len(shape_of(operand)) - (3 if cut.dim == attention.op.head_dim else 2))
+        dims.add(len(shape_of(operand)) - (3 if dim == attention.op.head_dim else 2))
     if operand in attention.per_head:
         dims.add(attention.per_head[operand] % len(shape_of(operand)))
     if operand in attention.shared:
@@ -208,7 +201,7 @@ def _multiplied(node: Node, cuts: Cuts) -> Step:
     left, right = matmul_operands(node)
     has_rows = left in cuts and cuts[left].dim == len(shape_of(node)) - 2
     if node.target in BATCHED_MATMUL and not (has_rows and node.target is aten.bmm.default):
-        return _batched(node, cuts, 0, 3)
+        return _batched(node, cuts, 0, lambda item: 0 if len(shape_of(item)) == 3 else -1)
     if not has_rows or right in cuts:
         raise CutUnknown(f"{node.name} sums over what is cut")
     if node.target is aten.addmm.default and len(shape_of(bound(node)["self"])) > 1:
@@ -231,20 +224,20 @@ def _scaled(node: Node, cuts: Cuts) -> Step:
     return Step(cuts[left], (left, scale))
 
 
-def _batched(node: Node, cuts: Cuts, dim: int, rank: int) -> Step:
-    """Returns the step of an op whose operands are all cut at `dim` of `rank` dims; in one of fewer
-    dims, which is broadcast, the dim would be another.
+def _batched(node: Node, cuts: Cuts, dim: int, dim_of: Callable[[Node], int]) -> Step:
+    """Returns the step of an op whose result is cut at `dim`, and every operand at the dim that
+    `dim_of` says; in one of fewer dims, which is broadcast, there may be none.
     """
     operands = tensor_inputs(node)
     inside = [item for item in operands if item in cuts]
     for item in inside:
-        if cuts[item].dim != dim or len(shape_of(item)) != rank:
+        if cuts[item].dim != dim_of(item):
             raise CutUnknown(
                 f"{node.name} is cut at dim {cuts[item].dim} of an operand of "
-                f"{len(shape_of(item))} dims, not at dim {dim} of {rank}"
+                f"{len(shape_of(item))} dims, where its batch or its heads are not"
             )
-    cut = _common(node, [cuts[item] for item in inside])
-    if not same(shape_of(inside[0])[dim], _result_shape(node)[dim]):
+    cut = _common(node, [cuts[item].at(dim) for item in inside])
+    if not same(shape_of(inside[0])[cuts[inside[0]].dim], _result_shape(node)[dim]):
         raise CutUnknown(f"{node.name} repeats what is cut")
     return _reading(node, cut, operands, cuts)
 

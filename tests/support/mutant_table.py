@@ -63,8 +63,8 @@ CUT_RULES = (
     _rule(
         "heads taken for the batch of a broadcast operand",
         "rules.py",
-        "if cuts[item].dim != dim or len(shape_of(item)) != rank:",
-        "if cuts[item].dim != dim:",
+        "lambda item: 0 if len(shape_of(item)) == 3 else -1)",
+        "lambda item: 0)",
         _BROADCAST,
     ),
     _rule(

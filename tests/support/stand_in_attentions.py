@@ -121,66 +121,33 @@ def _xformers_3(op: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
     return op(q, k, v, None, None, None, None, *sizes, 0.0, _scale(q), False)
 
 
-STAND_INS = {
-    item.name if label is None else label: item
-    for label, item in (
-        (None, StandIn("flash_attn::_flash_attn_forward", _FLASH_2, _flash_2)),
-        (
-            None,
-            StandIn(
-                "flash_attn::_flash_attn_varlen_forward",
-                _FLASH_2_VARLEN,
-                _varlen,
-                is_cut_by_tokens=False,
-            ),
-        ),
-        (None, StandIn("_flash_attn_9e27194::_flash_attn_forward", _FLASH_2, _flash_2)),
-        (None, StandIn("_flash_attn2_cuda_1a2b3c4::_flash_attn_forward", _FLASH_2, _flash_2)),
-        (None, StandIn("flash_attn_3::_flash_attn_forward", _FLASH_3, _flash_3)),
-        (
-            "flash_attn_3 with scales of heads",
-            StandIn(
-                "flash_attn_3::_flash_attn_forward",
-                _FLASH_3,
-                _flash_3_descaled,
-                is_cut_by_tokens=False,
-            ),
-        ),
-        (
-            "flash_attn_3 with lengths",
-            StandIn(
-                "flash_attn_3::_flash_attn_forward",
-                _FLASH_3,
-                _flash_3_varlen,
-                is_cut_by_tokens=False,
-            ),
-        ),
-        (None, StandIn("_flash_attn3_cuda_1a2b3c4::_flash_attn_forward", _FLASH_3, _flash_3)),
-        (
-            None,
-            StandIn(
-                "_diffusers_flash_attn_3::_flash_attn_forward",
-                _DIFFUSERS_FLASH_3,
-                _flash_3,
-                num_results=2,
-            ),
-        ),
-        (None, StandIn("xformers_flash::flash_fwd", _XFORMERS, _xformers, num_results=3)),
-        (None, StandIn("mslk_flash::flash_fwd", _XFORMERS, _xformers, num_results=3)),
-        (None, StandIn("xformers_flash3::flash_fwd", _XFORMERS_3, _xformers_3, num_results=2)),
-        (
-            None,
-            StandIn(
-                "cache_dit_sage3_ops::sage3_attention",
-                _SAGE_3,
-                lambda op, q, k, v: op(q, k, v, False),
-                num_results=1,
-                is_cut_by_heads=False,
-                is_cut_by_tokens=False,
-            ),
-        ),
-    )
+def _sage_3(op: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return op(q, k, v, False)
+
+
+_WHOLE_ROWS: dict[str, Any] = {"is_cut_by_tokens": False}
+_CALLS = {
+    "": (
+        StandIn("flash_attn::_flash_attn_forward", _FLASH_2, _flash_2),
+        StandIn("flash_attn::_flash_attn_varlen_forward", _FLASH_2_VARLEN, _varlen, **_WHOLE_ROWS),
+        StandIn("_flash_attn_9e27194::_flash_attn_forward", _FLASH_2, _flash_2),
+        StandIn("_flash_attn2_cuda_1a2b3c4::_flash_attn_forward", _FLASH_2, _flash_2),
+        StandIn("flash_attn_3::_flash_attn_forward", _FLASH_3, _flash_3),
+        StandIn("_flash_attn3_cuda_1a2b3c4::_flash_attn_forward", _FLASH_3, _flash_3),
+        StandIn("_diffusers_flash_attn_3::_flash_attn_forward", _DIFFUSERS_FLASH_3, _flash_3, 2),
+        StandIn("xformers_flash::flash_fwd", _XFORMERS, _xformers, 3),
+        StandIn("mslk_flash::flash_fwd", _XFORMERS, _xformers, 3),
+        StandIn("xformers_flash3::flash_fwd", _XFORMERS_3, _xformers_3, 2),
+        StandIn("cache_dit_sage3_ops::sage3_attention", _SAGE_3, _sage_3, 1, False, **_WHOLE_ROWS),
+    ),
+    " with scales of heads": (
+        StandIn("flash_attn_3::_flash_attn_forward", _FLASH_3, _flash_3_descaled, **_WHOLE_ROWS),
+    ),
+    " with lengths": (
+        StandIn("flash_attn_3::_flash_attn_forward", _FLASH_3, _flash_3_varlen, **_WHOLE_ROWS),
+    ),
 }
+STAND_INS = {f"{item.name}{how}": item for how, items in _CALLS.items() for item in items}
 """By name: ops as shipped, and how they are called otherwise."""
 
 
