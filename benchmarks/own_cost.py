@@ -1,4 +1,4 @@
-"""What the compiler itself costs: time and memory of a cold compile, Inductor alone and ours.
+"""Benchmark of the compiler itself: time and memory of a cold compile, Inductor alone and ours.
 
     make bench-own-cost
 
@@ -47,7 +47,7 @@ class Cost:
     layers: int
     compile_s: float
     peak_mib: float
-    """Of the process, Python and torch included."""
+    """Peak memory of the process, Python and torch included."""
     num_nodes: int = 0
     pass_ms: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

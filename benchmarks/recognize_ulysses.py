@@ -1,4 +1,4 @@
-"""How long recognition takes on SD3 graphs of 12, 24 and 48 layers (fake group of 4 ranks).
+"""Benchmark of recognition: its time on SD3 graphs of 12, 24 and 48 layers (fake group of 4 ranks).
 
 make bench-recognize
 """

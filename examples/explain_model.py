@@ -1,4 +1,4 @@
-"""What would the backend do with a model on 12 ranks? Asked on one machine, without any of them.
+"""Explains on one machine what the backend would do with a model on several ranks (default: 12).
 
     python examples/explain_model.py [MODEL] [RANKS] [FILE]
 

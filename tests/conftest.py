@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[str], int]]:
-    """How many of the messages so far hold the given words."""
+    """Yields a function that counts the messages so far that contain the given words."""
     forget_what_was_said()
     with caplog.at_level(logging.WARNING, logger="cocodiff_compile"):
         yield lambda words: sum(words in message for message in caplog.messages)

@@ -28,11 +28,11 @@ AT_A_TIME = 5
 
 @dataclass(frozen=True)
 class Ending:
-    """How one rank came to its end."""
+    """The end of one rank: when and how it came, and what the rank said."""
 
     rank: int
     seconds: float
-    """Until the row ended for it, after the fault."""
+    """Time from the fault until the row ended for this rank."""
     kind: str
     """finished, raised, killed, or did not end."""
     said: str
@@ -41,7 +41,7 @@ class Ending:
 
 
 def run_row(name: str) -> list[Ending]:
-    """By rank."""
+    """Runs one row of the matrix and returns how each rank ended, by rank."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         with _mounted(folder / "mount", name):
@@ -143,7 +143,7 @@ def run_rows(names: Iterable[str]) -> dict[str, list[Ending]]:
 
 
 def table(found: dict[str, list[Ending]]) -> str:
-    """In Markdown."""
+    """Returns a Markdown table with one line per rank of every row."""
     lines = ["| fault | rank | s | ends | says |", "|---|---|---|---|---|"]
     for name, endings in found.items():
         title = name.replace("_", " ")

@@ -235,8 +235,8 @@ def test_a_graph_that_comes_in_broken_is_said_and_compiled_unchanged(
 
 
 def _selective_outputs(gm_outputs: list[Any], **settings: Any) -> torch.Tensor:
-    """What a block with V-Major returns outside of `denoising`; what is known of the output of
-    every graph of which code would be generated.
+    """Returns what a block with V-Major computes outside of `denoising`. Appends to `gm_outputs`
+    the metadata of the output of every graph for which code would be generated.
     """
     backend = _backend(
         lambda gm: gm_outputs.append(gm.graph.output_node().meta),
@@ -254,7 +254,7 @@ def _selective_outputs(gm_outputs: list[Any], **settings: Any) -> torch.Tensor:
 
 
 def test_inductor_is_told_which_outputs_of_a_kind_of_step_callers_see() -> None:
-    """On devices where it pads other tensors it keeps the strides of these."""
+    """Inductor keeps the strides of such outputs on devices where it pads other tensors."""
     metas: list[Any] = []
     _selective_outputs(metas)
     assert len(metas) == 3

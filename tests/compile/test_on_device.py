@@ -1,4 +1,4 @@
-"""What has to hold on a real device, the same on each kind: run `pytest -m xpu` where one is.
+"""Tests of what has to hold on real devices of every kind: run `pytest -m xpu` where one is.
 
 Here the CPU shows that the tests themselves run; XPU and CUDA are skipped with the reason.
 """

@@ -21,8 +21,9 @@ from tests.support.selective import NUM_RANKS, Captured, small_model
 
 CODED = Payload.uniform(4)
 BREAK_EVEN_BYTES_PER_S = 4 * 5 / 6 * (1 - 5 / 32) / 32e-9
-"""Of an element in float32, 5 of 6 ranks' part goes out. In 4 bits, with a byte per 8 elements, it
-is 5/32 of that. To code it takes 32 ns on a device that moves a byte in 1 ns.
+"""Bandwidth at which coding takes as long as it saves. Of the 4 bytes of a float32 element, 5/6 go
+to other ranks. Coded in 4 bits, with a byte per 8 elements, 5/32 of these are left. Coding an
+element takes 32 ns on a device that moves a byte in 1 ns.
 """
 
 
@@ -58,7 +59,7 @@ def test_an_attention_is_coded_where_the_links_are_slower_than_coding(
 
 
 def test_what_stays_uncompressed_neither_takes_nor_saves() -> None:
-    """Of four exchanges two are coded: each of these breaks even by itself."""
+    """Two of four exchanges are coded, and each of them breaks even by itself."""
     some = Payload((FULL, FULL, 4, 4))
     site = small_model("sd3", 8).found.sites[0]
     assert worth(0.8 * BREAK_EVEN_BYTES_PER_S, usual=some).why_not(site) == ""
@@ -79,7 +80,7 @@ def test_where_costs_are_unknown_it_is_taken_to_pay() -> None:
 
 
 def test_what_gains_nothing_takes_no_room() -> None:
-    """With a memory for one attention, one that gains takes it."""
+    """A budget for one attention goes to one that coding makes faster, if there is any."""
     base = small_model("flux", 8)
     gaining = worth(0.8 * BREAK_EVEN_BYTES_PER_S)
     whole = run(base, gaining).declined

@@ -44,7 +44,7 @@ EVERYTHING: dict[str, Any] = {
     "v_major": {"policy": "fixed", "only_if_faster": False},
 }
 LAYERS = {"flux": 1, "wan": 2}
-"""Of each kind: two attentions in a row."""
+"""Number of layers of each kind: two attentions in a row."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Rewritten:
     """Whether Inductor would have ordered collectives by its own estimates, when asked to."""
 
     def sites(self) -> list[dict[str, Any]]:
-        """But for the op that attends, which each device has its own of."""
+        """Returns the sites without their attention op, which differs between devices."""
         sites = json.loads(json.dumps(self.report.summary["sites"]))
         for site in sites:
             del site["attention"]["op"], site["attention"]["node"]
         return list(sites)
 
     def collectives(self) -> list[tuple[Any, ...]]:
-        """By group, in order: what is sent how."""
+        """Returns what every collective sends and how: by group, in order."""
         return [
             (node.target, group, *shape_of(sent), value_of(sent).dtype, _numbers(node))
             for group, nodes in collectives_by_group(self.graph).items()
@@ -99,7 +99,7 @@ def _slow_grid(file: Path) -> str:
 def behind_passes(
     model: nn.Module, inputs: dict[str, Any], mode: FakeTensorMode, options: dict[str, Any]
 ) -> Rewritten:
-    """What a pass decides by cost it decides by the same figures for every device."""
+    """Returns `model` behind all passes, which decide by the costs of a CPU for every device."""
     kept: list[tuple[Graph, bool]] = []
     overlap = "aten_distributed_optimizations.enable_overlap_scheduling"
 
@@ -140,7 +140,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.slow)
 
 
 def each(test: Callable[..., None]) -> Callable[..., None]:
-    """For both models, and both devices that are not there; most runs take one of each."""
+    """Parametrizes a test by both models and both absent devices; most runs take one pair only."""
     by_kind = pytest.mark.parametrize("kind", ["xpu", CUDA])(test)
     names = [pytest.param(name, marks=pytest.mark.slow) for name in LAYERS if name != "flux"]
     return pytest.mark.parametrize("name", ["flux", *names])(by_kind)

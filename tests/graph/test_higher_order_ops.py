@@ -83,7 +83,7 @@ def test_a_local_flex_attention_is_nobodys_business() -> None:
 
 
 def test_flex_attention_is_an_attention_that_costs_what_others_cost() -> None:
-    """Of the same operands, but for the scores it hands out beside."""
+    """Both have the same operands; flex attention also returns statistics of its scores."""
     device = DEVICES["h100"]
     seconds, kinds = {}, {}
     for name, attend in (("flex", flex), ("fused", fused)):

@@ -69,7 +69,7 @@ def _first(graph: Graph, target: object) -> torch.fx.Node:
 
 
 def _last(graph: Graph) -> torch.fx.Node:
-    """What the model returns."""
+    """Returns the node whose value the model returns."""
     return graph.output_node().all_input_nodes[0]
 
 

@@ -1,5 +1,6 @@
-"""What looks like an exchange round an attention is a site, or is declined: also where a graph
-break parts the two, where another op exchanges, and where a branch or a loop hides it.
+"""Tests that whatever looks like an exchange around an attention is a site or is declined: also
+where a graph break parts the two, where another op exchanges, and where a branch or a loop hides
+it.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def test_an_attention_that_computes_its_operands_is_local() -> None:
 
 
 def test_the_way_out_alone_is_no_bystander() -> None:
-    """Of tokens first, so that what it scatters looks like whole rows."""
+    """The tokens come first here, so that the exchange looks as if it scattered whole rows."""
 
     def leave(x: Tensor) -> Tensor:
         x = funcol.all_to_all_single(x.contiguous(), None, None, group())
@@ -224,7 +225,7 @@ def test_an_all_to_all_by_another_op_is_declined_by_name(name: str) -> None:
 
 
 def test_another_all_to_all_between_exchange_and_attention_ends_the_way() -> None:
-    """What it does to heads and tokens is not followed: no site may be read across it."""
+    """The effect of the second exchange is not followed, so no site may be recognized across it."""
 
     def twice(x: Tensor) -> Tensor:
         return ulysses_all_to_all(ulysses_all_to_all(diffusers_in(x), 2, 1), 1, 2)

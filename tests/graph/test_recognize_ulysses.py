@@ -178,7 +178,7 @@ def test_independent_work_is_what_the_exchanges_can_hide_behind(name: str) -> No
 
 
 def _push(value: Tensor, begin: Node, end: Node) -> Tensor:
-    """What `end` makes of `value` at `begin`; pointwise ops on the way count as copies."""
+    """Returns what `end` makes of `value` at `begin`; pointwise ops on the way count as copies."""
     known: dict[Node, Any] = {begin: value}
 
     def evaluate(node: Node) -> Any:
@@ -206,7 +206,7 @@ def _apply(node: Node, evaluate: Any) -> Any:
 
 
 def _coordinates(exchange: Exchange) -> list[list[set[int]]]:
-    """For every rank the places of `exchange.source` it is sent, as one set per dim."""
+    """Returns the places of `exchange.source` that every rank is sent, as one set per dim."""
     shape = _shape(exchange.source)
     indices = torch.arange(torch.Size(shape).numel()).view(shape)
     packed = _push(indices, exchange.source, exchange.start.args[0])  # type: ignore[arg-type]
@@ -314,7 +314,7 @@ def _local(parts: list[Tensor]) -> LocalTensor:
 
 
 def _my_heads(num_ranks: int, x: LocalTensor) -> LocalTensor:
-    """What each rank slices for itself, on all ranks at once."""
+    """Returns the heads that each rank slices for itself, on all ranks at once."""
     chunks = {rank: part.chunk(num_ranks, dim=2)[rank] for rank, part in x._local_tensors.items()}
     return LocalTensor(chunks)
 

@@ -80,7 +80,7 @@ def test_phases_carry_the_same_bit_for_bit(name: str, payload: Payload) -> None:
 
 
 def _in_order_of_tasks(graph: Graph, recognition: Recognition) -> PassResult:
-    """As a schedule leaves it: light nodes where they are needed, copies early."""
+    """Orders a graph as a schedule does: light nodes where they are needed, copies early."""
     graph.eliminate_dead_code()
     anchors = [node for node in graph.nodes if is_anchor(node)]
     reorder(graph, node_order(graph, anchors, range(len(anchors))))
@@ -104,7 +104,7 @@ def test_an_order_of_tasks_changes_no_value_and_no_cache(
 
 @pytest.mark.parametrize("measures_drift", [True, False])
 def test_what_was_sent_is_cached_before_the_attention(measures_drift: bool) -> None:
-    """Else it takes up room until the end of the graph."""
+    """A later copy would keep what was sent in memory until the end of the graph."""
     payload = Payload.uniform(4)
     selective = Selective(
         model("sd3"), payload, measures_drift=measures_drift, then=_in_order_of_tasks

@@ -1,4 +1,6 @@
-"""From graphs to programs: the compiler's own costs of ops and exchanges, and its own clock."""
+"""Tests that programs made from graphs have the compiler's costs of ops and exchanges and its
+clock.
+"""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def _random_graph(rng: random.Random) -> Graph:
 
 
 def _is_copied(node: Node, memories: Sequence[Node]) -> bool:
-    """Whether it may be copied into a memory: of the right shape, and no view of another one."""
+    """Returns whether `node` may be copied into a memory: right shape, and no view of a memory."""
     return node.meta["val"].shape == SQUARE and base_of(node) not in memories
 
 

@@ -1,4 +1,4 @@
-"""From the profiler's events to spans, and from spans to traces and pictures."""
+"""Tests the way from the profiler's events to spans, and from spans to traces and pictures."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Which device and which communication backend are taken, over all cases."""
+"""Tests which device and which communication backend are chosen, over all cases."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ KEYS = [
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a folder of its own: folders for dumps are made when options are checked."""
+    """Runs each test in a folder of its own, as checking options makes folders for dumps."""
     (tmp_path / "examples").symlink_to(Path("examples").absolute())
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COCODIFF_DEBUG_DIR", raising=False)
@@ -129,7 +129,7 @@ def test_bad_value_is_refused_with_key_value_and_what_is_allowed(
 
 
 def test_a_topology_file_is_read_once(tmp_path: Path) -> None:
-    """What it holds is the option: another path to the same is the same, an edit is not seen."""
+    """Another path to the same content is the same option; a later edit of the file is not seen."""
     text = Path("examples/two_nodes.yaml").read_text()
     file = tmp_path / "machine.yaml"
     file.write_text(text)

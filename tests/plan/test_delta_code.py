@@ -30,7 +30,7 @@ from tests.support.coded import (
 
 
 def numbers_of(decoded: Tensor, coded: Tensor, bits: int) -> Tensor:
-    """How many steps each element stands for, as float64."""
+    """Returns the number of steps that each element stands for, as float64."""
     return decoded.double() / steps_of_codes(codes_of(coded, decoded.shape[1]), bits)
 
 

@@ -28,7 +28,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def arriving(
     values: Tensor, bits: int, is_intra_coded: bool, reference: Tensor | None = None
 ) -> Tensor:
-    """What arrives at one that has nothing, or this memory. Both sides remember the same."""
+    """Returns what arrives at a receiver that remembers `reference`, or nothing. Checks that both
+    sides remember the same.
+    """
     reference = torch.zeros_like(values) if reference is None else reference
     coded, sent, arrives = send(values, reference, bits, is_intra_coded)
     held, arrived = update(reference, coded, bits, is_intra_coded)
@@ -68,7 +70,7 @@ def test_a_token_that_is_far_larger_or_smaller_takes_nothing_from_the_others(
 
 @every_bits
 def test_few_tokens_lose_little_to_one_that_is_far_larger(bits: int) -> None:
-    """In a message of eight its pattern has an eighth of the say."""
+    """The pattern of one token has an eighth of the weight in a message of eight tokens."""
     values = normal(32, 8, 64)
     alone = lost(values, arriving(values, bits, True))
     values[:, OUTLIER] *= 1000
@@ -99,7 +101,7 @@ def scales_of(dtype: torch.dtype) -> st.SearchStrategy[float]:
 
 
 def relative(dtype: torch.dtype) -> float:
-    """What rounding to a type may lose."""
+    """Returns the share of energy that rounding to `dtype` may lose."""
     return float(torch.finfo(dtype).eps) ** 2 * (256 if dtype is torch.float16 else 1)
 
 
@@ -173,7 +175,7 @@ def test_what_is_below_all_normal_numbers_arrives_closer_than_nothing_would(
 @every_bits
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e-38, 1e38, LARGEST])
 def test_a_constant_arrives_and_then_stays(bits: int, value: float) -> None:
-    """To what its code can tell; and exactly, once both sides have it."""
+    """A constant arrives as precisely as its code allows, and exactly if both sides hold it."""
     values = torch.full((1, 6, 16), value)
     arrived = arriving(values, bits, True)
     assert (values - arrived).abs().max() <= 0.5 * abs(value)
@@ -242,7 +244,7 @@ def test_one_token_that_is_lost_among_many_is_the_worst(arrives: float) -> None:
 
 
 def test_a_token_that_is_nearly_nothing_is_measured_against_its_neighbours() -> None:
-    """As if it had an eighth of their size: what is left of it is small beside them."""
+    """The loss of such a token counts relative to an eighth of the size of its neighbours."""
     values = normal(1, 64, 32)
     values /= values.square().mean(-1, keepdim=True).sqrt()
     values[0, OUTLIER] *= 1e-6

@@ -106,7 +106,7 @@ def test_spreads_are_those_of_places_over_the_mean() -> None:
 def test_what_arrives_is_the_reference_and_the_difference_rounded_once(
     bits: int, dtype: torch.dtype
 ) -> None:
-    """What is remembered goes on by AHEAD of the difference."""
+    """Both sides then remember an extrapolation, by 1 + EXTRAPOLATION times the difference."""
     reference = normal(2, 30, 24, seed=1).to(dtype)
     message, _, _ = send(normal(2, 30, 24, seed=2), torch.zeros(2, 30, 24), bits)
     difference = decode_message(message, (2, 30, 24), bits)[0].double()
@@ -118,7 +118,7 @@ def test_what_arrives_is_the_reference_and_the_difference_rounded_once(
 
 
 def test_a_steady_change_is_expected() -> None:
-    """In the long run the difference is smaller than the change by what is remembered ahead."""
+    """The difference settles at 1 / (1 + EXTRAPOLATION) of the change: references run ahead."""
     change, reference = normal(1, 20, 64), torch.zeros(1, 20, 64)
     for step in range(20):
         values = step * change
@@ -148,8 +148,8 @@ def test_sender_and_receiver_cache_the_same_to_the_bit(
 def test_the_same_value_again_and_again_arrives_in_the_end(
     bits: int, dtype: torch.dtype, closest: float
 ) -> None:
-    """What one send leaves is part of the next: a group with outliers takes some sends more. With 2
-    bits some values are passed by turns from both sides, and come no closer.
+    """The error of one send is part of the next difference; a group with outliers takes some more
+    sends. With 2 bits, some values are overshot from alternating sides and come no closer.
     """
     values = normal(2, 20, 32)
     values[:, ::4, 3] = 20.0
@@ -179,8 +179,8 @@ def test_errors_do_not_add_up_over_changing_values(bits: int) -> None:
 @every_bits
 @every_dtype
 def test_what_does_not_differ_arrives_exactly(bits: int, dtype: torch.dtype) -> None:
-    """Also beside what differs, and after any number of sends; also of zeros, to one that has
-    nothing.
+    """Groups that do not differ arrive exactly beside others that do, and after any number of
+    sends. So do zeros at a receiver that remembers nothing.
     """
     reference, values = reference_and_values(6, dtype)
     values[:, 1::2] = reference[:, 1::2]
@@ -212,7 +212,7 @@ def test_a_half_precision_value_near_the_largest_is_never_cached_as_infinite(bit
 
 
 def garbage(*shape: int, dtype: torch.dtype) -> Tensor:
-    """What memory may hold before anything was written to it."""
+    """Returns what memory may hold before it is written to: huge numbers, infinities and NaN."""
     found = (1000 * normal(*shape, seed=9)).to(dtype)
     found[:, ::3, ::5] = float("nan")
     found[:, 1::3] = float("inf")
@@ -329,7 +329,7 @@ def test_what_is_not_finite_leaves_what_was_cached(dtype: torch.dtype) -> None:
 
 
 def test_the_lost_share_is_energy_lost_over_energy_sent_of_each_group() -> None:
-    """In the mean, and of the worst."""
+    """The mean share over all groups is returned, and that of the worst group."""
     values = torch.tensor([[[3.0, 4.0], [4.0, 3.0], [6.0, 8.0]]])
     arrived = torch.tensor([[[3.0, 3.0], [4.0, 3.0], [6.0, 6.0]]])
     mean, worst = lost_shares(values, arrived).tolist()

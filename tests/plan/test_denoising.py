@@ -109,7 +109,7 @@ def test_a_reset_begins_a_new_picture() -> None:
 
 
 def test_a_run_tells_how_much_it_caches() -> None:
-    """Of all calls, in bytes; nothing of a picture that is over."""
+    """The bytes of all calls count, but none of a picture that is over."""
     with denoising(num_steps=3) as run:
         assert run.cache_bytes == 0
         run.caches["one"] = _cache(torch.zeros(5, dtype=torch.float16), torch.zeros(()))
@@ -121,7 +121,7 @@ def test_a_run_tells_how_much_it_caches() -> None:
 
 
 def test_what_outlives_a_block_in_its_context_is_outside_of_it() -> None:
-    """As a task that was started inside of it."""
+    """The situation arises with a task that was started inside of a block and outlives it."""
     with denoising(num_steps=3) as outer:
         with denoising(num_steps=3):
             task = contextvars.copy_context()
@@ -132,7 +132,7 @@ def test_what_outlives_a_block_in_its_context_is_outside_of_it() -> None:
 
 
 def test_a_block_may_be_left_in_another_context() -> None:
-    """As by frameworks that run each half of a generator in a context of its own."""
+    """Some frameworks run each half of a generator in a context of its own."""
     block = denoising(num_steps=3)
     run = contextvars.copy_context().run(block.__enter__)
     run.caches["key"] = _cache()

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("said")
 
 
 def pipeline() -> Any:
-    """What a diffusers pipeline has of it: a scheduler and a transformer."""
+    """Returns what `denoising` uses of a diffusers pipeline: a scheduler and a transformer."""
     transformer = SMALL_MODELS["flux"].build(num_layers=1)
     return SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=transformer)
 
@@ -155,7 +155,7 @@ def test_everything_is_put_back(pipe: Any, fails: bool) -> None:
 
 
 def _own_names(item: Any) -> set[str]:
-    """Of attributes that are not data, which a scheduler sets while it runs."""
+    """Returns the names of own callable attributes; a scheduler sets other ones while it runs."""
     return {name for name, value in vars(item).items() if callable(value)}
 
 
@@ -216,7 +216,7 @@ def test_blocks_of_one_pipeline_in_two_threads_are_apart_in_whatever_order_they_
 
 
 def test_what_someone_put_over_a_followed_method_stays(pipe: Any) -> None:
-    """And is called, in this block and in others that follow it."""
+    """The replacement is also called: in this block, in one inside of it and in one after it."""
     called = []
     with denoising(pipe) as run:
         ours = pipe.scheduler.step
@@ -245,7 +245,7 @@ def test_what_someone_put_over_a_followed_method_stays(pipe: Any) -> None:
 
 
 def test_a_model_that_a_pipeline_holds_twice_is_followed_once(pipe: Any) -> None:
-    """As itself and compiled, or for two kinds of noise."""
+    """A pipeline may hold one model as itself and compiled, or for two kinds of noise."""
     twice = SimpleNamespace(
         scheduler=pipe.scheduler,
         transformer=pipe.transformer,

@@ -1,4 +1,4 @@
-"""What an exchange costs, by hand: small machines whose numbers can be worked out in the head."""
+"""Tests the costs of exchanges on small machines whose numbers can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def _machine(inner: Link = FAST, outer: Link = SLOW) -> Topology:
 
 
 def test_traffic_of_outer_axes_does_not_make_an_inner_link_unaligned() -> None:
-    """In a phase along both axes a rank sends 1 message over the inner link, 2 over the outer one.
-    Nothing lies inside of the inner one: it is as fast as alone, however much goes over the other.
+    """Each rank sends 1 message over the inner link and 2 over the outer one in a phase along both
+    axes. No axis lies inside of the inner one: its link is as fast as alone, however much goes over
+    the other.
     """
     inner = replace(SLOW, unaligned_from_bytes=KB)
     outer = replace(FAST, bytes_per_s=8 * KB, both_ways_bytes_per_s=16 * KB)

@@ -154,7 +154,7 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(
 def test_a_pipe_that_appears_late_does_not_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at what kind of file it is and reading it."""
+    """The pipe appears after the kind of the file was checked, before it is read."""
     os.mkfifo(tmp_path / "pipe.yaml")
     monkeypatch.setattr("cocodiff_compile.topology.read_plain_data.why_no_file", lambda _: "")
     ended = threading.Event()

@@ -19,7 +19,7 @@ few = settings(max_examples=150, deadline=None)
 
 
 def _places(dims: Dims, source: int) -> Tensor:
-    """For every element its place along the root's dim `source`."""
+    """Returns the place of every element along the root's dim `source`."""
     place = torch.zeros([math.prod(f.size for f in factors) for factors in dims], dtype=torch.long)
     for dim, factors in enumerate(dims):
         along = torch.zeros(1, dtype=torch.long)

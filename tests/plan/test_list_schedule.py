@@ -105,7 +105,7 @@ def test_the_way_out_hides_behind_what_does_not_need_it() -> None:
 
 
 def test_independent_work_fills_the_longest_gap_on_the_way_in() -> None:
-    """Where exchanges of the input exchange take longer than anything else, the MLP goes there."""
+    """The exchanges of Q, K and V together outlast any computation: the MLP runs meanwhile."""
     tasks = model(exchange_ms=30, blocks=1)
     order = names(tasks, list_schedule(tasks).order)
     assert order.index("mlp 0") < order.index("attention 0")

@@ -1,4 +1,4 @@
-"""What a probe measured, on disk."""
+"""Tests the cache on disk of what a probe measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks compare of a call: its sizes are numbers, whatever its graph calls them."""
+"""Tests what ranks compare of a call: its sizes are numbers, whatever its graph calls them."""
 
 from __future__ import annotations
 

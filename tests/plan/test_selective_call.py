@@ -48,7 +48,7 @@ def test_a_policy_that_would_choose_otherwise_begins_with_its_first_all_the_same
 
 @every_first
 def test_each_kind_is_compiled_once_and_when_it_is_first_needed(first: Payload) -> None:
-    """What a policy never carries is never compiled."""
+    """A payload that the policy never chooses is never compiled."""
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
         assert compiled.compiled == []
@@ -176,7 +176,7 @@ def test_a_call_that_is_new_in_a_later_step_carries_the_first_once(first: Payloa
 def test_after_a_step_skipped_or_again_all_carries_the_first_once(
     index: int, first: Payload
 ) -> None:
-    """Also if it is the same step again."""
+    """Running the same step again also counts as out of order."""
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
         assert kinds(compiled, run, 2) == [first, CODED]
@@ -226,7 +226,7 @@ def test_a_call_of_another_model_is_outside_of_a_pipelines_block(
 
 
 def test_a_call_of_an_outer_pipelines_model_belongs_to_that_block() -> None:
-    """As of a base and a refiner, whose blocks are both open."""
+    """The situation arises with a base and a refiner whose blocks are both open."""
     base, refiner = (
         SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=nn.Linear(2, 2))
         for _ in range(2)
@@ -290,7 +290,7 @@ def test_calls_without_an_end_of_a_step_are_said_once_and_do_not_pile_up(
 
 @every_first
 def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Payload) -> None:
-    """As of a model that hands over to another in the middle of a picture."""
+    """The situation arises with a model that hands over to another in the middle of a picture."""
     compiled = Compiled(Fixed(CODED, first=first), budget_bytes=ONE_CACHE_BYTES)
     with denoising(num_steps=9) as run:
         assert kinds(compiled, run, 1) == [first]
@@ -307,7 +307,7 @@ def test_what_no_call_comes_for_in_three_steps_is_forgotten(first: Payload) -> N
 def test_a_call_that_is_skipped_for_a_while_goes_on_from_what_it_caches(
     idle: int, first: Payload
 ) -> None:
-    """As of blocks that a cache of activations skips in some steps."""
+    """The situation arises with blocks that a cache of activations skips in some steps."""
     compiled = Compiled(Fixed(CODED, first=first))
     with denoising(num_steps=9) as run:
         kinds(compiled, run, 2)
@@ -346,7 +346,7 @@ def test_a_call_beyond_the_announced_steps_is_said_once(said: Callable[[str], in
 
 
 ONE_CACHE_BYTES = 2 * 4 * 2
-"""Of one call: two tensors of four elements of two bytes."""
+"""Bytes that one call caches: two tensors of four elements of two bytes."""
 
 
 @every_first

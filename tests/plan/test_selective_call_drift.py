@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("said")
 
 @every_first
 def test_the_policy_is_asked_once_per_step_and_told_the_last_drift(first: Payload) -> None:
-    """Of all its calls, the mean and the worst. A first step in full has none."""
+    """The drift is the mean over a step's calls, with the worst; an uncompressed step has none."""
     policy = Listening(first=first)
     compiled = Compiled(policy)
     with denoising(num_steps=9) as run:
@@ -86,7 +86,7 @@ LOSSES = [(1e-20, None, 1), (100.0, None, None), (float("nan"), None, None), (1e
 def test_an_adaptive_call_takes_more_bits_the_more_is_lost_and_in_the_end_none(
     drift: float, worst: float | None, bits: int | None, target: float, first: Payload
 ) -> None:
-    """Where no number of bits suffices a step is sent uncompressed, not in the code that failed."""
+    """A step is sent uncompressed if no number of bits suffices, not in the code that failed."""
     policy, most = Adaptive(target), Payload.uniform(8)
     compiled = Compiled(policy)
     with denoising(num_steps=9) as run:

@@ -1,4 +1,4 @@
-"""Where padding lies, against tokens that carry their own number; masks that fit or not."""
+"""Tests where padding lies, by tokens that carry their own number, and which masks fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAD = 0
 
 
 def _gathered(streams: list[torch.Tensor], degree: int) -> torch.Tensor:
-    """What an exchange gathers: each rank's shares of all streams, rank by rank."""
+    """Returns what an exchange gathers: each rank's shares of all streams, rank by rank."""
     shards = [pad_end(x, 0, missing(len(x), degree)).chunk(degree) for x in streams]
     return torch.cat([shard[rank] for rank in range(degree) for shard in shards])
 

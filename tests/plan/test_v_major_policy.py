@@ -1,4 +1,4 @@
-"""Which step carries what, as pure functions; and what a kind of step is."""
+"""Tests which payload policies choose for each step, and what a payload stands for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def alone(num_steps: int | None, warm_up: int, refresh: int, count: int) -> list
 
 
 def bits_of(payload: Payload) -> int:
-    """Of one that carries all roles alike; in full counts as most."""
+    """Returns the bits of a payload that carries all roles alike; uncompressed counts as 32."""
     (bits,) = set(payload.bits)
     return bits if bits != FULL else 32
 
@@ -185,7 +185,7 @@ def test_a_head_of_one_token_may_lose_no_more_than_so_many_times_the_mean(
 
 @given(targets)
 def test_adaptive_begins_intra_coded_in_most_bits_if_these_keep_the_target(target: float) -> None:
-    """By the rule of its docstring: a first step loses what the code loses of all it carries."""
+    """The share that the code loses of a whole first step has to be one that the target allows."""
     loses_db = -10 * math.log10(distortion(max(BITS)))
     first = Adaptive(target).first
     if abs(loses_db + Adaptive(target).gain_db - target) > 1e-9:
@@ -218,8 +218,8 @@ def test_a_high_target_begins_its_differences_with_most_bits() -> None:
 def test_as_few_bits_as_keep_the_target(
     target: float, drift: float, last: int, num_steps: int | None, gain_db: float, rise_db: float
 ) -> None:
-    """By the rule of its docstring: loss in dB below what is carried, plus `gain_db`, and with the
-    steps up to `rise_db` more; not where nobody said how many there are.
+    """The docstring of `Adaptive` gives the rule: the loss, in dB below what is sent, may miss the
+    target by `gain_db`, and by up to `rise_db` more in later steps if their number is known.
     """
     step = 2
     policy = Adaptive(target, gain_db=gain_db, rise_db=rise_db)
@@ -269,7 +269,7 @@ def test_a_larger_drift_never_chooses_fewer_bits(
 def test_a_change_of_the_same_size_chooses_the_same_whatever_the_last_step_carried(
     target: float, change: float, last: int
 ) -> None:
-    """In the long run of a steady change the bits stay where they are."""
+    """The number of bits does not rise any more while a change is steady."""
     policy = Adaptive(target)
     facts = StepFacts(3, None, change * distortion(last), Payload.uniform(last))
     chosen = policy.choose(facts)

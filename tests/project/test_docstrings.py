@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "cocodiff_compile"
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("cocodiff_compile", "passes", "backends", "tests", "examples", "benchmarks")
 
 SENTENCE_FRAGMENTS = (
     *("Of", "That", "This", "These", "Those", "Which", "Whose", "Who", "What"),
@@ -56,11 +57,13 @@ def fragments(source: str) -> list[tuple[int, str]]:
     return found
 
 
-def test_docstrings_begin_as_sentences() -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_begin_as_sentences(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
     wrong = [
-        f"{file.relative_to(PACKAGE.parent)}:{line}: {text}"
-        for folder in (PACKAGE, PACKAGE / "passes", PACKAGE / "backends")  # the last two are links
-        for file in sorted(folder.rglob("*.py"))
+        f"{file.relative_to(ROOT)}:{line}: {text}"
+        for file in files
         for line, text in fragments(file.read_text())
     ]
     assert not wrong, "docstrings that begin as a fragment:\n" + "\n".join(wrong)

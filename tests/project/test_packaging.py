@@ -1,4 +1,4 @@
-"""What is installed: our name and nothing else, from a wheel, an sdist and a checkout."""
+"""Tests that a wheel, an sdist and a checkout install our name and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On real gloo ranks: FLUX with quantised weights and an unmerged LoRA, through every pass."""
+"""Tests FLUX with quantised weights and an unmerged LoRA on real gloo ranks, through every pass."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def test_quantised_flux_with_a_lora_equals_inductor(tmp_path: Path) -> None:
 
 
 def _scaled(_rank: int, _num_ranks: int) -> list[float]:
-    """How far a compiled model is from one process while its LoRA is scaled, disabled and back."""
+    """Returns how far a compiled model is from one process after each change of its LoRA: scaled,
+    disabled, enabled and scaled again.
+    """
     from peft.tuners.lora import LoraLayer  # noqa: PLC0415
 
     small = SMALL_MODELS["flux"]

@@ -1,4 +1,4 @@
-"""What `cocodiff bench` and `cocodiff lab` accept, refuse and leave behind."""
+"""Tests what `cocodiff bench` and `cocodiff lab` accept, refuse and leave behind."""
 
 import argparse
 import contextlib
@@ -202,7 +202,7 @@ def test_a_killed_benchmark_leaves_nothing(how: int, when: str, tmp_path: Path) 
 
 
 def _processes_on(name: str) -> list[str]:
-    """By the variable that every process on the cluster's nodes inherits."""
+    """Returns the processes on the cluster's nodes, by the variable that all of them inherit."""
     mark = f"{CLUSTER_VARIABLE}={name}\0".encode()
     found = []
     for file in Path("/proc").glob("[0-9]*/environ"):

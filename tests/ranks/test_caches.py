@@ -33,7 +33,7 @@ CHANGES = [0.0, 0.05, 0.6, 0.02, 1.5, 0.3]
 Config = Callable[[], Any]
 
 _timestep = [0]
-"""Of the step that is under way, for caches that ask for it."""
+"""Timestep of the step that is under way, for caches that ask for it."""
 
 
 def _first_block() -> Any:
@@ -107,7 +107,7 @@ def _id(case: Any) -> str:
 
 
 def _steps(model: Any, name: str, tokens: tuple[int, int]) -> list[torch.Tensor]:
-    """What the model predicts in each step of a denoising."""
+    """Returns what the model predicts in each step of a denoising."""
     small = SMALL_MODELS[name]
     inputs = small.inputs(model, image_tokens=tokens[0], text_tokens=tokens[1])
     latents, noise = small.latents(inputs), torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""What is done to a model after `parallelize`, or before it: it is as right, or it is refused."""
+"""Tests changes to a model before or after `parallelize`: it stays right, or it is refused."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _skip_attention_scores(model: Any) -> None:
 
 
 def offload_by_model(model: Any) -> None:
-    """What a pipeline does, each time it was called, after `enable_model_cpu_offload`."""
+    """Does what a pipeline does after each call once `enable_model_cpu_offload` was called."""
     remove_hook_from_module(model, recurse=True)
     accelerate.cpu_offload_with_hook(model, "cpu")
 

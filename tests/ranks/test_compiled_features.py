@@ -1,4 +1,4 @@
-"""On real gloo ranks, compiled: offloading and autocast compute what Inductor alone computes."""
+"""Tests compiled models on real gloo ranks, with offloading or autocast, against Inductor alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _plain(_model: Any) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """How the model is changed, in what it computes, and how its tokens are cut."""
+    """A change to the model, the type it computes in, and the number of chunks of its tokens."""
 
     change: Callable[[Any], None]
     dtype: torch.dtype = torch.float32

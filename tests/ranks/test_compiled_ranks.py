@@ -1,5 +1,6 @@
-"""On real gloo ranks: what backend "cocodiff" computes is what Inductor computes, bit for bit, with
-every exchange in chunks of heads, of tokens, and in phases, and in the order of schedule-v-first.
+"""Tests on real gloo ranks that backend "cocodiff" computes what Inductor computes, bit for bit,
+with every exchange in chunks of heads, of tokens, and in phases, and in the order of
+schedule-v-first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every rank does and says when one of them goes wrong, on real ranks.
+"""Tests what every rank does and says when one of them goes wrong, on real ranks.
 
 No rank waits longer than the timeout of the process group, and where a cause can be known every
 rank names it within 30 s.
@@ -24,7 +24,7 @@ SURVIVED_S = 120.0
 
 @dataclass(frozen=True)
 class Expected:
-    """What the ranks say that the fault does not befall, and how the one it befalls ends."""
+    """The words of the ranks that the fault spares, and the end of the one that it hits."""
 
     words: str
     victim: str = "raised"

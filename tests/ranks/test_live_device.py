@@ -1,4 +1,4 @@
-"""What ranks compute with, measured on real ranks: the same numbers on each."""
+"""Tests that ranks measure the device they compute with, and agree on the same numbers."""
 
 from __future__ import annotations
 

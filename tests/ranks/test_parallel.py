@@ -42,7 +42,9 @@ def _flux() -> Any:
 
 
 def _difference(name: str, masked: bool, degree: int) -> float:
-    """Between the parallel and the single-process output; each Ulysses group has its own inputs."""
+    """Returns the largest difference between the parallel and the single-process output. Each
+    Ulysses group has its own inputs.
+    """
     small = SMALL_MODELS[name]
     seed = dist.get_rank() // degree
     model = small.build()
@@ -93,7 +95,7 @@ def test_two_groups_of_two_compute_apart(
 
 @pytest.mark.parametrize("name", ["chroma", "hunyuan-video", "ltx", "qwen-image"])
 def test_a_mask_matters_more_than_the_tolerance(name: str) -> None:
-    """Else the parity above would pass with the mask in the wrong order."""
+    """The parity above would otherwise pass with the mask in the wrong order."""
     small = SMALL_MODELS[name]
     model = small.build()
     masked, whole = (small.inputs(model, batch=2, masked=m) for m in (True, False))
@@ -249,7 +251,7 @@ def test_a_plan_leaves_what_it_maps_to_none() -> None:
 @pytest.mark.usefixtures("fake_ranks")
 @pytest.mark.parametrize("name", list(SMALL_MODELS))
 def test_what_is_known_of_a_model_is_in_its_plan(name: str) -> None:
-    """Else its tokens would be padded, and no attention told."""
+    """The tokens of a model would otherwise be padded without any attention being told."""
     model = SMALL_MODELS[name].build(num_layers=1)
     plan = plan_for(model, None)
     assert plan.streams is not None

@@ -26,7 +26,7 @@ _ATTENTION = {
     "xpu": (torch.ops.aten._scaled_dot_product_fused_attention_overrideable, ()),
     "cuda": (torch.ops.aten._scaled_dot_product_efficient_attention, (False,)),
 }
-"""With what it takes between mask and dropout."""
+"""Attention op of each kind of device, and its arguments between mask and dropout."""
 _IS_BUILT = {"xpu": torch.xpu._is_compiled, "cuda": torch.backends.cuda.is_built}
 
 

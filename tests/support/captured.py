@@ -85,7 +85,9 @@ def captured_idiom(name: str, num_ranks: int) -> tuple[GraphModule, list[Any]]:
 
 
 def _num_tensors(given: Any) -> int:
-    """As how many inputs a value comes: a quantised weight, a tensor subclass, as several."""
+    """Returns the number of graph inputs that a value becomes: several if it is a tensor subclass,
+    such as a quantised weight.
+    """
     if not is_traceable_wrapper_subclass(given):
         return 1
     inner, _ = given.__tensor_flatten__()
@@ -115,5 +117,5 @@ def weight_name(gm: GraphModule, matmul: Node) -> str:
 
 
 def is_weight_of(gm: GraphModule, matmul: Node, module: str) -> bool:
-    """Whether a projection multiplies with the weight of the submodule `module`."""
+    """Returns whether a projection multiplies with the weight of the submodule `module`."""
     return f"_modules_{module}_parameters_weight" in weight_name(gm, matmul)

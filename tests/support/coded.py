@@ -78,7 +78,7 @@ def encode_spread(difference: Tensor, spread: Tensor, bits: int) -> Tensor:
 
 
 def codes_of(coded: Tensor, num_groups: int) -> Tensor:
-    """Of scales: [P, n, 1]. They are the last that `encode` packs."""
+    """Returns the codes of scales, [P, n, 1], which `encode` packs last."""
     last = coded[:, -num_words(num_groups, SCALE_BITS) :].view(torch.float32)
     return unpack(last, num_groups, SCALE_BITS).unsqueeze(-1)
 
@@ -86,7 +86,7 @@ def codes_of(coded: Tensor, num_groups: int) -> Tensor:
 def decode(
     coded: Tensor, shape: Sequence[int], bits: int, spread: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What `encode` coded: the difference, of that shape, and which groups are none, [P, n, 1]."""
+    """Returns the coded difference, of that shape, and which groups are not finite, [P, n, 1]."""
     _, num_groups, group = shape
     words, count = num_words(num_groups * group, bits), num_groups * group
     number = unpack(coded[:, :words].view(torch.float32), count, bits).view(-1, num_groups, group)
@@ -126,8 +126,8 @@ IS_BROKEN[0, 1] = IS_BROKEN[0, 2] = IS_BROKEN[1, 4] = True
 def exchange(
     reference: Tensor, values: Tensor, bits: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """What is remembered from now on, and what arrived: of the receiver, who sees bytes only. The
-    sender knows both, to the bit.
+    """Returns what the receiver, who sees bytes only, remembers from now on, and what arrived.
+    Checks that the sender knows both exactly.
     """
     coded, expected_next, arriving = send(values, reference, bits, is_intra_coded)
     held, arrived = update(reference, coded, bits, is_intra_coded)
@@ -138,7 +138,7 @@ def exchange(
 
 
 def send_often(values: Tensor, bits: int, times: int) -> Tensor:
-    """What arrives of values that are sent again and again, first to one that has nothing."""
+    """Returns what arrives of values sent `times` times, first to one that remembers nothing."""
     reference = arrived = torch.zeros_like(values)
     for _ in range(times):
         reference, arrived = exchange(reference, values, bits)

@@ -20,7 +20,7 @@ from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
 CODED = Payload.uniform(4)
 INTRA = Payload.uniform(8, is_intra_coded=True)
 FULL_BYTES = 50
-"""That an exact call sends; not those of an uncompressed call, so that both can be told apart."""
+"""Bytes that an exact call sends; an uncompressed one sends another number, to tell them apart."""
 every_first = pytest.mark.parametrize("first", [UNCOMPRESSED, INTRA], ids=str)
 
 
@@ -73,7 +73,7 @@ class Compiled:
         return Variant(run, tuple(fakes), sent_bytes)
 
     def __call__(self, weight: Tensor | None = None) -> Payload | None:
-        """What the call carried, checked for its value."""
+        """Calls the graph once, checks the result and returns the payload that was carried."""
         weight = WEIGHT if weight is None else weight
         assert torch.equal(self.call([torch.ones(2), weight]), torch.full((2,), 2.0))
         return self.calls[-1][0]
@@ -83,7 +83,7 @@ WEIGHT, OTHER = torch.ones(3), torch.zeros(3)
 
 
 def kinds(compiled: Compiled, run: Denoising, count: int) -> list[Payload | None]:
-    """What each of some steps carries, one call in each."""
+    """Returns the payloads of the next `count` steps, with one call in each."""
     found = []
     for _ in range(count):
         found.append(compiled())

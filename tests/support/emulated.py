@@ -1,4 +1,4 @@
-"""What tests of the emulated cluster share."""
+"""Helpers that tests of the emulated cluster share."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def our_namespaces(name: str = NAME) -> list[str]:
 
 
 def listen_to_interrupts() -> None:
-    """In a child: a shell's background job, and all it starts, would ignore SIGINT."""
+    """Lets SIGINT end a child: a shell's background job, and all it starts, would ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""What recognition must not take for Ulysses: near misses with their reasons, and bystanders.
+"""Graphs that recognition must not take for Ulysses: near misses with reasons, and bystanders.
 
 The near misses break one rule each of the drawing at the head of `recognize_ulysses.py`; some are
 nonsense as models, all are graphs that could come along.

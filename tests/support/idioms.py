@@ -89,7 +89,7 @@ class Idiom:
         return tuple(inputs)
 
     def arguments(self) -> tuple[Tensor, ...]:
-        """What one rank calls its model with."""
+        """Returns the arguments that one rank calls its model with."""
         shards = (x.chunk(self.num_ranks, dim=1)[0].contiguous() for x in self.sharded())
         return (*shards, *self.replicated())
 

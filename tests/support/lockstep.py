@@ -41,8 +41,8 @@ def run_lockstep(
     groups: Groups,
     instead: Mapping[Node, Sequence[Any]] | None = None,
 ) -> list[tuple[Any, ...]]:
-    """What `graph` returns on every rank; `inputs` holds the arguments of each rank. `instead`: for
-    some nodes the values of each rank, in place of what they would compute.
+    """Returns the outputs of `graph` on every rank. `inputs` holds the arguments of each rank;
+    `instead` holds, for some nodes, the values of each rank in place of what they would compute.
     """
     instead = instead or {}
     num_ranks = len(inputs)
@@ -154,7 +154,7 @@ def captured_model(
 def run_both(
     ours: GraphModule, captured: GraphModule, values: Sequence[Any], on: Machine
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """What a rewritten graph and the captured one give on ranks that hold other data each."""
+    """Returns the outputs of both graphs on ranks that each hold other data."""
     inputs = per_rank(values, captured.meta[INPUT_NAMES], on.topology.num_ranks)
     groups = machine_groups("0", on)
     return run_lockstep(ours.graph, inputs, groups), run_lockstep(captured.graph, inputs, groups)

@@ -103,7 +103,7 @@ def odd_values() -> list[Any]:
 
 
 def plain_values() -> st.SearchStrategy[Any]:
-    """What JSON and YAML files can hold, numbers without bounds included."""
+    """Returns a strategy for what JSON and YAML files can hold, numbers without bounds included."""
     scalars = st.one_of(
         st.none(),
         st.booleans(),

@@ -398,8 +398,8 @@ _EXACT = """
 
 
 def is_exact(op: Any) -> bool:
-    """Whether every element is the same wherever it lies. Vectorised kernels of the others round an
-    element differently where it lies behind the last whole vector of a row of memory.
+    """Returns whether every element is the same wherever it lies. Vectorised kernels of the others
+    round an element differently where it lies behind the last whole vector of a row of memory.
     """
     if op in POINTWISE:
         return op.overloadpacket.__name__ in _EXACT.split()

@@ -96,7 +96,7 @@ ON_ROWS: Mapping[str, View] = {
     "interleaved and cut": lambda x: x.repeat_interleave(2, 2)[:, :, ::2],
     "every other feature first": lambda x: torch.cat((x[..., ::2], x[..., 1::2]), 3),
 }
-"""On [batch, tokens, heads, features]; in front of an exchange heads are those of all ranks."""
+"""Functions of [batch, tokens, heads, features]; before an exchange, heads are all ranks' heads."""
 
 ON_TOKENS: Mapping[str, View] = {
     "copied": lambda x: x.clone(),
@@ -118,12 +118,12 @@ ON_TOKENS: Mapping[str, View] = {
     )[:, 0],
     "widened": lambda x: x.repeat_interleave(2, -1)[..., ::2],
 }
-"""On [batch, tokens, width]."""
+"""Functions of [batch, tokens, width]."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What is drawn for a model."""
+    """The properties that are drawn for a model."""
 
     ranks: int
     batch: int
@@ -281,7 +281,7 @@ class RandomDit(nn.Module):
         return (x,) if text is None else (x, text)
 
     def arguments(self) -> tuple[Tensor | None, ...]:
-        """What one rank calls the model with."""
+        """Returns the arguments that one rank calls the model with."""
         chosen = self.chosen
         x = torch.randn(chosen.batch, chosen.tokens, WIDTH)
         text = torch.randn(chosen.batch, chosen.text, WIDTH) if chosen.text else None

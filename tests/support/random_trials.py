@@ -91,7 +91,7 @@ RUNS: Mapping[str, Run] = {**PASSES, "all": _all, "select-v-major": _send_uncomp
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a model: by pass, "rewritten", "declined", "left" where there was nothing to
+    """The outcome of one model by pass: "rewritten", "declined", "left" where there was nothing to
     rewrite, or what went wrong.
     """
 
@@ -142,7 +142,7 @@ def try_passes(
 
 
 def _is_equal(ours: GraphModule, gm: GraphModule, values: Sequence[Any], on: Machine) -> bool:
-    """Whether every rank has the same outputs; inputs that a pass added are filled with zeros."""
+    """Returns whether outputs are equal on every rank, where inputs that a pass added are zeros."""
     inputs = per_rank(values, gm.meta[INPUT_NAMES], on.topology.num_ranks)
     added = ours.graph.find_nodes(op="placeholder")[len(values) :]
     filled = [

@@ -34,7 +34,7 @@ NUM_RANKS = 6
 GRID = machine(2, 3)
 GROUPS = machine_groups("0", GRID)
 MODELS = {"flux": 8, "sd3": 16}
-"""With the size of their heads."""
+"""Size of a head of each model."""
 MIXED = Payload((4, 2, 8, FULL))
 
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -86,7 +86,7 @@ class Captured:
         ]
 
     def inputs(self, count: int, change: float = 0.1) -> Iterator[list[list[Any]]]:
-        """Of every rank, for some steps: the same weights, data that changes a little."""
+        """Yields inputs of every rank for `count` steps: fixed weights, slightly changing data."""
         for step in range(count):
             noise = torch.Generator().manual_seed(1000 + step)
             yield [
@@ -150,8 +150,8 @@ def in_phases(graph: Graph, recognition: Recognition) -> PassResult:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave: outputs by rank; what was packed, if that is computed of all tokens, and
-    what results from each exchange, by piece and rank.
+    """The results of one step: outputs by rank; what was packed, if it is computed for all tokens,
+    and what results from each exchange, by piece and rank.
     """
 
     outputs: list[tuple[Any, ...]]
@@ -192,7 +192,7 @@ class _Variant:
 
 @functools.cache
 def _built(base: Captured, select: SelectVMajor, then: Pass | None) -> tuple[_Variant, PassResult]:
-    """For one kind of step; runs leave it as it is."""
+    """Returns the graph of one kind of step, which runs do not change, and the pass's result."""
     own = base.copy()
     packed = [bound(piece.start)["input"] for piece in own.pieces]
     with fake_ranks(NUM_RANKS):
@@ -247,7 +247,7 @@ class Selective:
         return self.variants[payload].run(given)
 
     def pairs(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """What was sent and what is held, by piece and rank, where both are remembered of all."""
+        """Returns what was sent and what is held, by piece and rank. Exchanges must cache both."""
         count = len(self.base.pieces)
         return [
             [(mine[2 * piece], mine[2 * piece + 1]) for mine in self.caches]
@@ -257,7 +257,7 @@ class Selective:
     def exact(
         self, inputs: Sequence[PerRank], instead: Mapping[Node, PerRank] | None = None
     ) -> Step:
-        """As captured; nodes of the captured graph may be given values."""
+        """Runs the captured graph; nodes in `instead` have the given values."""
         return self._captured.run(inputs, instead)
 
     @functools.cached_property
@@ -267,7 +267,7 @@ class Selective:
         return _Variant(self.base.graph, packed, [piece.result for piece in pieces])
 
     def with_messages(self, inputs: Sequence[PerRank], messages: Sequence[list[Tensor]]) -> Step:
-        """As captured, but each exchange carries the given messages of its ranks."""
+        """Runs the captured graph, but each exchange carries the given messages of its ranks."""
         instead: dict[Node, PerRank] = {}
         for piece, mine in zip(self.base.pieces, messages, strict=True):
             flat = parse_all_to_all(piece.start)
@@ -281,7 +281,7 @@ class Selective:
         return self.exact(inputs, dict(zip(packed, step.packed, strict=True)))
 
     def with_results(self, inputs: Sequence[PerRank], results: Sequence[list[Tensor]]) -> Step:
-        """As captured, but for what results from each exchange."""
+        """Runs the captured graph, but each exchange has the given results."""
         pieces = self.base.pieces
         return self.exact(
             inputs, {piece.result: mine for piece, mine in zip(pieces, results, strict=True)}
@@ -289,7 +289,7 @@ class Selective:
 
 
 def outputs_of_steps(selective: Selective, payload: Payload) -> list[list[tuple[Any, ...]]]:
-    """Of three steps, the first one in full."""
+    """Returns the outputs of three steps, of which the first one is uncompressed."""
     kinds, inputs = (UNCOMPRESSED, payload, payload), selective.base.inputs(3)
     return [selective.step(kind, item).outputs for kind, item in zip(kinds, inputs, strict=True)]
 
@@ -297,7 +297,7 @@ def outputs_of_steps(selective: Selective, payload: Payload) -> list[list[tuple[
 def with_broken_element(
     inputs: Sequence[PerRank], names: Sequence[str], value: float
 ) -> list[list[Any]]:
-    """With one element of one rank's picture that is not finite."""
+    """Returns a copy of `inputs` where one element of one rank's picture is `value`."""
     found = [list(mine) for mine in inputs]
     place = next(i for i, name in enumerate(names) if "hidden_states" in name)
     assert is_data(names[place], found[2][place])
@@ -334,8 +334,9 @@ STEP_OVER_RMS = {1: 1.6, 2: 1.0, 3: 0.586, 4: 0.335}
 def code_by_contract(
     values: Tensor, reference: Tensor, bits: int, group: int, is_intra_coded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """What is remembered of coded values from now on, and what arrives: in float64, without a byte.
-    Both in groups, [P, n, group]. Anew is like to one that has nothing, and nothing goes ahead.
+    """Returns what is remembered of coded values from now on, and what arrives: [P, n, group] each.
+    Both are computed in float64 and never packed. Intra-coded values are coded as for a receiver
+    that remembers nothing, and are not extrapolated.
     """
     shape = (NUM_RANKS, -1, group)
     old = (torch.zeros_like(reference) if is_intra_coded else reference).reshape(shape)
@@ -363,8 +364,8 @@ def _wanted_step(difference: Tensor, bits: int) -> Tensor:
 
 
 def _spread(difference: Tensor) -> Tensor:
-    """Of each place of a group over all groups to one rank, over that of all places. A group that
-    has more energy than is usual counts as if it had as much.
+    """Returns the size of each place of a group, over all groups to one rank, relative to the size
+    of all places. A group with more energy than is usual counts as if it had the usual energy.
     """
     square = difference.square()
     energy = square.mean(-1, keepdim=True)
@@ -392,7 +393,7 @@ def _next_step(wanted: Tensor) -> Tensor:
 
 
 def differing_share(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """Of elements that are not the same but for float error."""
+    """Returns the share of elements that differ by more than float error."""
     apart = [
         ~torch.isclose(mine, other, rtol=1e-5, atol=1e-6, equal_nan=True)
         for mine, other in zip(ours, theirs, strict=True)

@@ -101,7 +101,7 @@ def _flash_3(op: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 
 def _flash_3_descaled(op: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """With scales of each head, as for numbers of 8 bits."""
+    """Calls the op with a scale for each head, as for numbers of 8 bits."""
     scales = 0.5 + torch.arange(q.shape[2], dtype=q.dtype, device=q.device).expand(q.shape[0], -1)
     return op(q, k, v, q_descale=scales, softmax_scale=_scale(q), causal=False)
 
@@ -148,7 +148,7 @@ _CALLS = {
     ),
 }
 STAND_INS = {f"{item.name}{how}": item for how, items in _CALLS.items() for item in items}
-"""By name: ops as shipped, and how they are called otherwise."""
+"""Stand-ins by name: ops as shipped, and how they are called otherwise."""
 
 
 def _compute(item: StandIn) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ _PROPERTIES = SimpleNamespace(name="nothing", multi_processor_count=64, gpu_subs
 
 
 class NoXpu(XpuInterface):
-    """Of which Inductor can ask how large it is."""
+    """An XPU that is not there, of which Inductor can ask how large it is."""
 
     current_device = staticmethod(lambda: 0)
     device_count = staticmethod(lambda: 1)
@@ -51,7 +51,7 @@ class NoXpu(XpuInterface):
 
 
 def write_text(topology: str) -> dict[str, Any]:
-    """Of one hand-written Ulysses attention on two ranks."""
+    """Returns the code of a hand-written Ulysses attention on two ranks, and its graph's order."""
     found: dict[str, Any] = {}
 
     def keep(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:

@@ -54,7 +54,7 @@ def chunk_all(gm: GraphModule, count: int) -> tuple[GraphModule, PassResult]:
 
 
 def _grid(idiom: Idiom) -> tuple[int, int]:
-    """With two heads of every rank or more, where the idiom has as many."""
+    """Returns a grid of ranks that have two heads each or more, if the idiom has enough of them."""
     return (2, 3) if idiom.heads == idiom.kv_heads == HEADS else (2, idiom.num_ranks // 2)
 
 

@@ -73,7 +73,7 @@ ENOUGH = {"image_tokens": 192, "text_tokens": 48}
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As ranks run here: with several, MKL cuts small matmuls by their rows."""
+    """Runs each test in one thread, as ranks do: more would let MKL cut small matmuls by rows."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -237,7 +237,7 @@ def test_as_many_bytes_are_sent_and_as_many_rows_are_computed() -> None:
 
 
 def test_only_what_mixes_rows_reads_them_joined() -> None:
-    """In FLUX: attentions, and the gather at its end."""
+    """Attentions and the gather at the end are all that mixes rows in FLUX."""
     with fake_ranks(6):
         gm, _ = _flux()
         plan = plan_tokens(gm.graph, recognize(gm.graph).sites, 2)
@@ -334,7 +334,7 @@ def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
 
 
 def test_a_layer_of_an_idiom_alone_is_cut_behind_its_attention() -> None:
-    """Without a next attention the chunks are joined at the end of the graph."""
+    """The chunks are joined at the end of the graph, as no other attention follows."""
     (idiom, *_) = IDIOMS
     idiom: Idiom = replace(idiom, tokens=16)
     with fake_ranks(idiom.num_ranks):

@@ -1,5 +1,6 @@
-"""What people may write around an attention that moves heads or tokens while sizes stay the same:
-values are kept bit for bit on every rank, by declining where a pass does not understand.
+"""Tests code that people may write around an attention and that moves heads or tokens while sizes
+stay the same: values are kept bit for bit on every rank, by declining where a pass does not
+understand.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _multiplied_strides(gm: GraphModule) -> list[tuple[int, ...]]:
 def test_a_product_of_joined_tokens_is_tried_with_their_new_strides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a library that gives other bits where rows lie apart, tokens are left whole."""
+    """Tokens are left whole if a library gives other bits where rows lie apart."""
     call = exact_rows._call
 
     def strided(node: Node, samples: Mapping[Node, Any]) -> Tensor:

@@ -263,7 +263,7 @@ def test_a_sum_with_gaps_between_its_terms_is_not_cut_in_blocks() -> None:
 
 @pytest.mark.parametrize("op", [aten.mean.dim, aten.sum.dim_IntList])
 def test_sums_of_columns_are_not_cut(op: Any) -> None:
-    """How many columns kernels sum at a time, and in which order, depends on how many there are."""
+    """Kernels choose how many columns to sum at a time, and in which order, by their number."""
     x, cut = torch.randn(2, 48, 4, 8), Cut(2, 1, (2, 2))
     built = _built(op, x, [1], True)
     (node,) = built.inputs
@@ -295,7 +295,7 @@ def test_a_product_is_not_cut_along_what_it_sums_over(op: Any) -> None:
 
 
 def test_a_causal_attention_is_not_cut_by_rows() -> None:
-    """Which keys a query sees depends on its place among all queries."""
+    """The keys that a query sees depend on its place among all queries."""
     op = aten._scaled_dot_product_flash_attention_for_cpu.default
     q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
     cut = Cut(2, 1, (2, 2))

@@ -81,7 +81,7 @@ def test_uncompressed_both_sides_cache_what_was_sent(name: str) -> None:
 def expected_messages(
     step: Step, selective: Selective, payload: Payload, caches: list[list[Tensor]]
 ) -> list[list[Tensor]]:
-    """What arrives of what was packed, by piece and rank; `caches` of senders are updated."""
+    """Returns what arrives of what was packed, by piece and rank; updates the senders' `caches`."""
     found = []
     all_bits, groups = bits_of_pieces(selective.base, payload), selective.base.groups()
     for place, (packed, bits, group) in enumerate(zip(step.packed, all_bits, groups, strict=True)):
@@ -234,8 +234,9 @@ SPELLINGS = (
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_every_spelling_of_ulysses_gives_what_the_contract_says(name: str) -> None:
-    """In full to the bit, in three bits but for float error: of few digits as in bfloat16, some
-    differences lie between two numbers, where either is right.
+    """Uncompressed steps equal the contract to the bit, steps in three bits but for float error:
+    with few digits, as in bfloat16, some differences lie between two numbers, where either is
+    right.
     """
     payload, intra = Payload.uniform(3), Payload.uniform(3, is_intra_coded=True)
     kinds = (UNCOMPRESSED, payload, payload, intra, payload)
@@ -266,7 +267,7 @@ def test_chunks_of_heads_give_what_the_contract_says(name: str, payload: Payload
     INTRA, Payload.uniform(2, is_intra_coded=True), replace(MIXED, is_intra_coded=True)
 )
 def test_intra_coded_exchanges_give_what_the_contract_says(name: str, payload: Payload) -> None:
-    """Also those that lean on them, and those that come after others."""
+    """The contract also holds for steps that need what these leave, and for these after others."""
     selective = Selective(model(name), payload, LEANING)
     assert_by_contract(selective, payload, LEANING, LEANING, payload)
 
@@ -279,7 +280,7 @@ def test_every_number_of_bits_is_intra_coded_by_the_contract(bits: int) -> None:
 
 @pytest.mark.parametrize(("name", "bits"), [("flux", 1), ("sd3", 8)])
 def test_intra_coded_both_sides_cache_what_arrived_to_the_bit(name: str, bits: int) -> None:
-    """What was sent, as remembered and exchanged, gives each result."""
+    """An intra-coded step has the results of an exchange of what the senders cache."""
     intra = Payload.uniform(bits, is_intra_coded=True)
     selective = Selective(model(name), intra, LEANING)
     kinds = (intra, LEANING, intra, LEANING)
@@ -309,7 +310,7 @@ def _fill_with_garbage(selective: Selective) -> None:
 def test_an_intra_coded_step_is_the_same_whatever_was_cached_before(
     name: str, payload: Payload
 ) -> None:
-    """So are all after it."""
+    """All steps after the intra-coded one are the same, too."""
     fresh, other = (Selective(model(name), payload, LEANING, measures_drift=True) for _ in range(2))
     _fill_with_garbage(other)
     for kind, inputs in zip((payload, LEANING), fresh.base.inputs(2), strict=True):
@@ -320,7 +321,7 @@ def test_an_intra_coded_step_is_the_same_whatever_was_cached_before(
 
 
 def test_an_intra_coded_step_has_a_drift_of_its_own() -> None:
-    """What the code lost of the values, whatever was remembered."""
+    """The drift is what the code lost of the values, whatever was cached before."""
     selective = Selective(model("sd3"), INTRA, LEANING, measures_drift=True)
     _fill_with_garbage(selective)
     for kind, inputs in zip((INTRA, LEANING, INTRA), selective.base.inputs(3), strict=True):
@@ -336,7 +337,7 @@ def test_an_intra_coded_step_has_a_drift_of_its_own() -> None:
 def test_the_drift_is_unknown_if_anything_that_was_sent_is_not_finite(
     payload: Payload, value: float
 ) -> None:
-    """On the rank that sent it, from which the others hear of it."""
+    """The drift is NaN on the rank that sent the value, from which the others hear of it."""
     selective = Selective(model("sd3"), UNCOMPRESSED, payload, LEANING, measures_drift=True)
     first, second = selective.base.inputs(2)
     selective.step(UNCOMPRESSED, first)
@@ -345,7 +346,7 @@ def test_the_drift_is_unknown_if_anything_that_was_sent_is_not_finite(
 
 
 def test_intra_coded_a_group_that_is_not_finite_leaves_zeros_on_both_sides() -> None:
-    """In the first exchanges, which no other one comes before; other groups are unharmed."""
+    """Other groups are unharmed. Only the first exchanges are compared, which no other precedes."""
     clean, holed = (Selective(model("sd3"), INTRA, LEANING) for _ in range(2))
     _fill_with_garbage(holed)
     (inputs,) = clean.base.inputs(1)
@@ -391,7 +392,9 @@ def test_drift_is_the_share_of_energy_that_a_head_of_a_token_lost_mean_and_worst
 
 
 def _lost_shares(packed: Tensor, arrived: Tensor, group: int) -> Tensor:
-    """Of each group; of a small one as if it had an eighth of the usual size."""
+    """Returns the share of energy that each group lost. A small group counts as if it had an eighth
+    of the usual size.
+    """
     shape = (NUM_RANKS, -1, group)
     exact = packed.double().reshape(shape)
     size = exact.square().mean(-1)
@@ -427,7 +430,7 @@ def test_measuring_changes_nothing_else() -> None:
 def test_what_is_not_finite_arrives_and_is_gone_a_step_later(
     name: str, first: Payload, payload: Payload, value: float, broken: int
 ) -> None:
-    """In a step in full or anew, and in one that is coded."""
+    """The value occurs in a keyframe or in a step that is coded as differences."""
     selective = Selective(model(name), first, payload)
     kinds = (first, payload, payload)
     for number, (kind, inputs) in enumerate(zip(kinds, selective.base.inputs(3), strict=True)):
@@ -444,7 +447,7 @@ def test_what_is_not_finite_arrives_and_is_gone_a_step_later(
 
 @pytest.mark.parametrize("payload", [LEANING, INTRA], ids=str)
 def test_groups_that_are_finite_arrive_by_the_contract_beside_others(payload: Payload) -> None:
-    """In the first exchanges, which no other one comes before."""
+    """Only the first three exchanges are compared, as no other one comes before them."""
     selective = Selective(model("sd3"), UNCOMPRESSED, payload, LEANING)
     caches = _nothing_sent(selective)
     first, second = selective.base.inputs(2)

@@ -89,7 +89,7 @@ class RowsByContract:
         return {piece.result: mine for piece, mine in zip(pieces, step.results, strict=True)}
 
     def _mask(self, site: UlyssesSite, value: Sequence[Tensor]) -> Tensor:
-        """Of the tokens of all ranks, which are sent: [P * S]."""
+        """Returns which tokens of all ranks are sent, as a mask [P * S]."""
         dim = site.v.exchange.gather_dim
         held = self.held[site.v.exchange.result]
         changes = [
@@ -123,7 +123,7 @@ class RowsByContract:
 
 
 def num_rows(graph: Graph) -> int:
-    """Of all matmuls that project."""
+    """Returns the number of rows of all matmuls that project."""
     targets = (aten.mm.default, aten.addmm.default)
     found = (graph.find_nodes(op="call_function", target=target) for target in targets)
     return sum(node.meta["val"].shape[0] for nodes in found for node in nodes)
@@ -179,7 +179,7 @@ def test_q_and_k_of_tokens_that_are_not_sent_are_not_computed(name: str) -> None
 
 
 def test_where_streams_are_together_their_tokens_are_all_computed() -> None:
-    """How many of each stream are sent is not known then; attentions with one stream are."""
+    """The number of tokens that each stream sends is unknown then; single streams skip tokens."""
     whole, skipped = (
         Selective(model("flux"), UNCOMPRESSED, HALF, skips_unsent=skips)
         .variants[HALF]

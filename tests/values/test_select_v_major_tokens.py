@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 class TokensByContract:
-    """What is held of each exchange's result, where only the tokens whose V changed most are sent.
+    """The results of exchanges as ranks hold them if only the tokens whose V changed most are sent.
 
     Results have the tokens of rank 0, of rank 1, .. in their `gather_dim`, on the rank of some
     heads: what changed of a token is summed over these ranks.
@@ -51,7 +51,7 @@ class TokensByContract:
         self.seen: dict[int, list[Tensor]] = {}
 
     def step(self, exact: Sequence[list[Tensor]], count: int | None) -> list[list[Tensor]]:
-        """What results from each exchange; `count` tokens of every rank are sent, None: all."""
+        """Returns the result of each exchange; every rank sends `count` tokens, or all if None."""
         found = list(exact)
         for legs in self.sites:
             places = [self.places[item.start] for item in legs[:3]]
@@ -165,7 +165,7 @@ def _chosen(packed: Tensor, sent: Tensor, value: Leg) -> Tensor:
 
 
 def _cached(packed: Tensor, sent: Tensor, leg: Leg, bits: int, chosen: Tensor) -> Tensor:
-    """By the sender: [P, before, tokens, behind]."""
+    """Returns what the sender caches: [P, before, tokens, behind]."""
     result = _by_token(sent, leg).clone()
     rows, old = _by_token(packed, leg)[:, :, chosen], result[:, :, chosen]
     expected, _ = code_by_contract(rows, old, bits, int(leg.head_size))

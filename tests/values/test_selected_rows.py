@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 BATCH, TOKENS, SIZE = 2, 4, 8
 SELECTED = {"first": (1, 3), "second": (0, 2)}
-"""Of two streams with as many tokens each: which of them were selected, in their order."""
+"""Tokens that were selected of each of two streams of the same length, in their order."""
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -61,7 +61,7 @@ WAYS: dict[str, tuple[Way, tuple[str, str]]] = {
     "joined the other way": (joined_the_other_way, ("second", "first")),
     "rotated apart": (rotated_apart, ("first", "second")),
 }
-"""With the order in which streams lie."""
+"""Ways to join two streams, and the order in which the streams lie."""
 
 
 def inputs() -> tuple[Tensor, ...]:
@@ -160,7 +160,7 @@ def joins_other_rows(a: Tensor, b: Tensor, table: Tensor) -> Tensor:
 
 
 def norms_windows(a: Tensor, b: Tensor, table: Tensor) -> Tensor:
-    """Of four rows each: what is selected by the row lies in none of them."""
+    """Centres windows of four rows each, which rows that are selected one by one do not form."""
     windows = torch.cat([by_token(a), by_token(b)], 1).reshape(BATCH, 2, TOKENS, SIZE)
     return (windows - windows.mean(2, keepdim=True)).reshape(BATCH, 2 * TOKENS, SIZE) * table
 

@@ -70,7 +70,7 @@ def test_fused_idioms_keep_their_values(idiom) -> None:  # type: ignore[no-untyp
 
 
 def _weights(gemm: Node) -> Node:
-    """Behind views: what a GEMM multiplies with."""
+    """Returns the weights that a GEMM multiplies with, behind their views."""
     node = gemm.all_input_nodes[-1]
     while is_alias(node):
         node = node.all_input_nodes[0]
