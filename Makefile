@@ -6,6 +6,7 @@ STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 ADAPTERS := $(VENV)/adapters-installed
 export OMP_NUM_THREADS ?= 1
+TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test test-slow test-torch test-faults fuzz mutants lint format bench bench-quick bench-timeline \
 	bench-own-cost bench-quality \
@@ -15,16 +16,16 @@ demo: $(STAMP)
 	$(BIN)/cocodiff demo
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --durations 20
+	$(BIN)/python -m pytest -m "not slow" $(TWO_WORKERS) --durations 20
 
 test-slow: $(ADAPTERS)
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup --durations 20
+	$(BIN)/python -m pytest -m slow $(TWO_WORKERS) --durations 20
 
 # A cross-section with another torch, in an environment of its own: make test-torch TORCH=2.15.0
 TORCH ?= 2.15.0
 TORCH_VENV ?= .venv-torch-$(TORCH)
 test-torch: $(TORCH_VENV)/installed
-	$(TORCH_VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadgroup tests/project/test_compat.py \
+	$(TORCH_VENV)/bin/python -m pytest -m "not slow" $(TWO_WORKERS) tests/project/test_compat.py \
 		tests/compile tests/graph/test_recognize_ulysses.py tests/graph/test_register_attention.py \
 		tests/graph/test_small_models.py tests/values/test_attention_ops.py tests/values/test_chunk_heads.py \
 		tests/values/test_chunk_tokens.py tests/values/test_split_tapa_phases.py \

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
 from cocodiff_compile.say_once import forget_what_was_said
@@ -24,17 +26,25 @@ settings.load_profile("untimed")
 
 
 SHARE_CAPTURES = ("test_chunk_heads.py", "test_split_tapa_phases.py")
-"""Files that start from the same captured graphs; they run in one worker, as the tests of any one
-file do.
-"""
+"""Files that start from the same captured graphs: they run in one worker."""
 
 
-@pytest.hookimpl(tryfirst=True)
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Runs all tests of a file in one worker, so that what they share is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", maxsplit=1)[0]
+        return "captures" if file.endswith(SHARE_CAPTURES) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    return _ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        file = item.path.name
-        group = "captures" if file in SHARE_CAPTURES else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Puts the longest files first: those that start ranks or compile."""
+    first = ("ranks", "compile", "values")
+    items.sort(key=lambda item: item.path.parent.name not in first)
 
 
 @pytest.fixture
