@@ -230,8 +230,8 @@ def work_of_future(future: Any) -> Any:
     return _create_work_from_future(future)
 
 
-def order_nodes(graph: Graph, before: Mapping[Node, Node]) -> bool:
-    """Makes Inductor run each node of `before` after the node it maps to. Returns False if this
+def order_nodes(graph: Graph, before: Mapping[Node, Sequence[Node]]) -> bool:
+    """Makes Inductor run each node of `before` after the nodes it maps to. Returns False if this
     torch has no means to.
     """
     try:
@@ -240,7 +240,7 @@ def order_nodes(graph: Graph, before: Mapping[Node, Node]) -> bool:
         )
     except ImportError:
         return False
-    preserve_node_ordering(graph, {node: OrderedSet([other]) for node, other in before.items()})
+    preserve_node_ordering(graph, {node: OrderedSet(others) for node, others in before.items()})
     return True
 
 

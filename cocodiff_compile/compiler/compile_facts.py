@@ -8,6 +8,7 @@ from cocodiff_compile.compat import group_ranks
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.ir.aten import bound, value_of
+from cocodiff_compile.ir.attention_ops import registry_text
 from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.ranks.agreement.rank_state import Facts
@@ -31,6 +32,7 @@ def captured_facts(
     return [
         *config.settings.items(),
         ("option 'decision'", repr(config.decision)),
+        ("registered attention ops", registry_text()),
         ("what keeps exchanges from overlapping", overlap),
         *_numbered("collective", lines),
     ]

@@ -23,6 +23,7 @@ from cocodiff_compile.cut.cut import Cut, CutPlan, Step, stretch
 from cocodiff_compile.cut.joining import dense_strides
 from cocodiff_compile.ir.aten import (
     PROJECTION,
+    QUANTISED_MATMUL,
     aten,
     is_heavy,
     is_tensor,
@@ -48,6 +49,10 @@ def rows_differ(plan: CutPlan) -> str:
         return "max_autotune chooses other kernels for other numbers of rows"
     tried: set[Hashable] = set()
     with outside_the_compiler(), torch.no_grad():
+        heavy = [node for node in plan.steps if is_heavy(node)]
+        for node in (*heavy, *(node for node, _ in _readers_of_joined(plan))):
+            if any(map(_holds_numbers, node.all_input_nodes)):
+                return f"{node.target} ({node.name}) reads numbers that a trial cannot make up"
         for node, step in plan.steps.items():
             if not is_heavy(node) or (key := _key(node, step)) in tried:
                 continue
@@ -125,6 +130,7 @@ def _remedy(node: Node) -> str:
         return ""
     value = value_of(node)
     is_mkl = value.device.type == "cpu" and value.dtype is torch.float32
+    is_mkl = is_mkl and node.target not in QUANTISED_MATMUL
     if not is_mkl or "STRICT" in os.environ.get("MKL_CBWR", ""):
         return ""
     return "; with MKL_CBWR=AUTO,STRICT in the environment MKL computes rows alike"
@@ -136,7 +142,7 @@ def rows_differ_on_any(plan: CutPlan, group: str, alone: bool) -> str:
     the earlier answer.
     """
     exchanges = [step.cut for node, step in plan.steps.items() if is_collective(node)]
-    known, key = _verdicts.get(), (group, tuple(exchanges))
+    known, key = _verdicts.get(), (group, tuple(exchanges), trials(plan))
     if alone:
         return known[key] if key in known else _tried(plan)
     own = _tried(plan), exchanges
@@ -156,10 +162,22 @@ def _tried(plan: CutPlan) -> str:
         return f"a trial failed: {error}"
 
 
+def trials(plan: CutPlan) -> frozenset[Hashable]:
+    """Returns all that is tried for a plan."""
+    steps = {_key(node, step) for node, step in plan.steps.items() if is_heavy(node)}
+    readers = {_call_key(node) for node, _ in _readers_of_joined(plan)}
+    return frozenset(steps | readers)
+
+
 def _key(node: Node, step: Step) -> Hashable:
+    return _call_key(node), step.cut
+
+
+def _call_key(node: Node) -> Hashable:
     tensors = [value_of(item) for item in node.all_input_nodes if is_tensor(item)]
     layouts = tuple((item.dtype, tuple(item.shape), item.stride()) for item in tensors)
-    return node.target, layouts, step.cut
+    others = torch.fx.node.map_arg((node.args, node.kwargs), lambda _: None)
+    return node.target, layouts, repr(others)
 
 
 def _is_exact(node: Node, step: Step) -> bool:
@@ -208,6 +226,13 @@ def _shortened(node: Node, samples: dict[Node, Any]) -> dict[Node, Any]:
         if attention.mask is not None:
             samples[attention.mask] = samples[attention.mask][..., :_MAX_KEYS]
     return samples
+
+
+def _holds_numbers(source: Node) -> bool:
+    """Returns whether a tensor holds whole numbers that mean something: lengths, places."""
+    dtype = value_of(source).dtype if is_tensor(source) else torch.bool
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    return is_whole and dtype not in (torch.bool, torch.int8, torch.uint8)
 
 
 def _sample(source: Node) -> Any:

@@ -8,19 +8,19 @@ alone, which is part of the key of Inductor's code cache: code from there has th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.fx import Graph, Node
 
+from cocodiff_compile import compat
 from cocodiff_compile.compat import (
     CustomGraphPass,
     get_hash_for_files,
     inductor_settings,
     order_nodes,
 )
-from cocodiff_compile.cost import ops as node_costs
-from cocodiff_compile.ir import aten, attention_ops
+from cocodiff_compile.ir import aten, attention_ops, collectives
 from cocodiff_compile.ir.collectives import is_wait
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.schedule import graph_tasks
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 class PinOrder(CustomGraphPass):
     """Makes each anchor follow the one before it. Only what reads what was waited for follows a
-    wait: a wait may come earlier, never later.
+    wait: a wait may come later, never earlier.
     """
 
     def __call__(self, graph: Graph) -> None:
-        if not order_nodes(graph, dict(_following(graph))):
+        if not order_nodes(graph, dict(pins(graph))):
             say_once(
                 log,
                 logging.WARNING,
@@ -44,19 +44,19 @@ class PinOrder(CustomGraphPass):
             )
 
     def uuid(self) -> Any:
-        used = (aten, attention_ops, graph_tasks, node_costs)
+        used = (aten, attention_ops, collectives, compat, graph_tasks)
         files = get_hash_for_files((__file__, *(str(module.__file__) for module in used)))
         return files, attention_ops.registry_text()
 
 
-def _following(graph: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yields (anchor, the anchor it must follow) where its own data do not make it follow."""
+def pins(graph: Graph) -> Iterator[tuple[Node, Sequence[Node]]]:
+    """Yields (anchor, the anchors it must follow) where its own data do not make it follow."""
     last: Node | None = None
     for node in graph.nodes:
         if not is_anchor(node):
             continue
         if last is not None and not _is_fed_by(node, last):
-            yield node, last
+            yield node, (last,)
         if not is_wait(node):
             last = node
 

@@ -43,9 +43,11 @@ def hinted_bytes(node: Node) -> int:
 def heavy_seconds(node: Node, device: Device) -> float:
     """Returns the time of a matmul, a convolution or an attention, by arithmetic or memory."""
     if is_attention(node.target):
-        op = parse_fused_attention(node).op
+        attention = parse_fused_attention(node)
+        op = attention.op
         shapes = (op.as_bhsd(hinted_shape(item)) for item in attention_operands(node))
-        arithmetic_s = device.attention_seconds(op.flops(*shapes))
+        # Tokens of a sequence do not see those of the others.
+        arithmetic_s = device.attention_seconds(op.flops(*shapes) / attention.num_sequences)
     else:
         arithmetic_s = device.matmul_seconds(_matmul_flops(node))
     moved = sum(map(hinted_bytes, (*node.all_input_nodes, node)))

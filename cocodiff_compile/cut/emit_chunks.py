@@ -115,7 +115,9 @@ class EmitChunks:
                 source: emit_in_order_of(self.graph, part, source)
                 for source, part in inputs.items()
             }
-        if node.target in QUANTISED_MATMUL:  # takes scales of rows only if they are contiguous
+        if (
+            node.target in QUANTISED_MATMUL
+        ):  # takes rows, and their scales, only if they are contiguous
             inputs |= {
                 source: emit_contiguous(self.graph, inputs[source])
                 for source in self.steps[node].by_chunk

@@ -159,9 +159,9 @@ def _attended(node: Node, cuts: Cuts) -> Step:
         raise CutUnknown(f"{node.name} reads more than query, key, value and mask")
     if attention.query in (attention.key, attention.value, attention.mask):
         raise CutUnknown(f"{node.name} reads its query as a whole too")
-    if attention.depends_on_place:
-        kind = "causal" if attention.is_causal else "windowed"
-        raise CutUnknown(f"{node.name} is {kind}: which keys a query sees depends on its place")
+    if attention.placed_by:
+        given = ", ".join(attention.placed_by)
+        raise CutUnknown(f"which keys a query of {node.name} sees depends on its place ({given})")
     mask_rows = shape_of(attention.mask)[-2:-1] if attention.mask is not None else ()
     if not all(same(size, 1) for size in mask_rows):
         raise CutUnknown(f"{node.name} has a mask with a row per query")
@@ -188,7 +188,10 @@ def _dim_of_attended(node: Node, operand: Node, dim: int) -> int:
     if operand is attention.mask:
         dims.add(len(shape_of(operand)) - (3 if dim == attention.op.head_dim else 2))
     if operand in attention.per_head:
-        dims.add(attention.per_head[operand] % len(shape_of(operand)))
+        rank, own = len(shape_of(operand)), attention.per_head[operand]
+        if not -rank <= own < rank:
+            raise CutUnknown(f"{node.name} reads {operand.name}, which has no dim {own} of heads")
+        dims.add(own % rank)
     if operand in attention.shared:
         dims.add(-1)
     if len(dims) != 1:
@@ -232,9 +235,10 @@ def _batched(node: Node, cuts: Cuts, dim: int, dim_of: Callable[[Node], int]) ->
     inside = [item for item in operands if item in cuts]
     for item in inside:
         if cuts[item].dim != dim_of(item):
+            where = f"in dim {dim_of(item)}" if dim_of(item) >= 0 else "not in it"
             raise CutUnknown(
-                f"{node.name} is cut at dim {cuts[item].dim} of an operand of "
-                f"{len(shape_of(item))} dims, where its batch or its heads are not"
+                f"{node.name} is cut at dim {cuts[item].dim} of {item.name}; its batch or its "
+                f"heads are {where}"
             )
     cut = _common(node, [cuts[item].at(dim) for item in inside])
     if not same(shape_of(inside[0])[cuts[inside[0]].dim], _result_shape(node)[dim]):

@@ -15,9 +15,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from cocodiff_compile.compat import is_contiguous_or_false
+from cocodiff_compile.compat import is_contiguous_or_false, optimization_hint
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir import layout
-from cocodiff_compile.ir.attention_ops import Argument, AttentionOp, attention_op, is_attention
+from cocodiff_compile.ir.attention_ops import (
+    Argument,
+    AttentionOp,
+    attention_op,
+    is_attention,
+    is_registered,
+)
 from cocodiff_compile.ir.layout import Dims, LayoutUnknown, Size
 from cocodiff_compile.ir.pointwise import POINTWISE
 from cocodiff_compile.ir.sketch import Sketch
@@ -211,12 +218,14 @@ class FusedAttention:
     mask: Node | None
     is_causal: bool
     has_dropout: bool
-    depends_on_place: bool
-    """Whether the keys that a query sees depend on its place: causal, or within a window."""
+    placed_by: tuple[str, ...]
+    """The arguments by which the keys that a query sees depend on its place: "causal", a window."""
     per_head: Mapping[Node, int]
     """Other tensors that hold something of each head, each with that dim."""
     shared: tuple[Node, ...]
     """Other tensors that are the same for every head."""
+    num_sequences: int = 1
+    """How many sequences follow each other in the dim of tokens."""
 
 
 def attention_operands(node: Node) -> tuple[Node, Node, Node]:
@@ -226,13 +235,19 @@ def attention_operands(node: Node) -> tuple[Node, Node, Node]:
 
 
 def parse_fused_attention(node: Node) -> FusedAttention:
-    """Returns the arguments of an attention op."""
+    """Returns the arguments of an attention op. Raises UserError if one that was registered has
+    another number of dims here.
+    """
     op = attention_op(node.target)
     assert op is not None, f"{node.target} is no attention"
     mask, is_causal = _argument(node, op.mask), bool(_argument(node, op.causal))
     others = {name: _argument(node, name) for name in (*op.per_head, *op.shared, *op.lengths)}
-    if any(isinstance(others[name], Node) for name in op.lengths):
-        op = replace(op, layout="SHD", has_independent_queries=False)
+    lengths = [others[name] for name in op.lengths if isinstance(others[name], Node)]
+    if lengths:
+        op = replace(op, layout=op.packed_layout, has_independent_queries=False)
+    if is_registered(op):
+        _refuse_other_dims(node, op)
+    placed_by = [name for name, off in op.by_place.items() if _argument(node, name) != off]
     return FusedAttention(
         op=op,
         query=_argument(node, op.query),
@@ -241,15 +256,25 @@ def parse_fused_attention(node: Node) -> FusedAttention:
         mask=mask if isinstance(mask, Node) else None,
         is_causal=is_causal,
         has_dropout=bool(_argument(node, op.dropout)),
-        depends_on_place=is_causal
-        or any(_argument(node, name) != off for name, off in op.by_place.items()),
+        placed_by=("causal", *placed_by) if is_causal else tuple(placed_by),
         per_head={
             others[name]: dim for name, dim in op.per_head.items() if isinstance(others[name], Node)
         },
         shared=tuple(
             others[name] for name in (*op.shared, *op.lengths) if isinstance(others[name], Node)
         ),
+        num_sequences=max(1, optimization_hint(shape_of(lengths[0])[0]) - 1) if lengths else 1,
     )
+
+
+def _refuse_other_dims(node: Node, op: AttentionOp) -> None:
+    for name in (op.query, op.key, op.value):
+        shape = shape_of(_argument(node, name))
+        if len(shape) != op.num_dims:
+            raise UserError(
+                f"{node.target} is registered with the layout {op.layout!r}, but its argument "
+                f"{name!r} ({node.name}) has {len(shape)} dims here: register it with another one"
+            )
 
 
 def _argument(node: Node, where: Argument | None) -> Any:

@@ -7,6 +7,7 @@ that need not be installed are known by name and checked against their schema wh
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import re
@@ -52,16 +53,24 @@ class AttentionOp:
     """The place of the output among several results."""
     layout: str = "BHSD"
     per_head: Mapping[str, int] = field(default_factory=dict)
-    """Other tensors that hold something of each head of the query, each with that dim."""
+    """Other tensors that hold something of each head, each with that dim. Where keys have fewer
+    heads than queries, those of queries count.
+    """
     shared: tuple[str, ...] = ()
     """Other tensors that are the same for every head."""
     lengths: tuple[str, ...] = ()
     """Tensors with the lengths of sequences. Where one is given, the tokens of all samples follow
-    each other in one dim, [S, H, D], whatever `layout` says.
+    each other in one dim.
     """
+    packed_layout: str = "SHD"
+    """The layout where lengths are given."""
     by_place: Mapping[str, Any] = field(default_factory=dict)
     """Arguments by which the keys that a query sees depend on its place, like those of a sliding
     window, each with the value that turns it off.
+    """
+    harmless: tuple[str, ...] = ()
+    """Flags and whole numbers that change neither which keys a query sees nor what a result holds,
+    such as hints for a kernel.
     """
     has_independent_heads: bool = True
     """Whether each head of the output depends on the same head of the operands alone."""
@@ -114,6 +123,21 @@ class AttentionOp:
             return f"it has no argument {', '.join(map(repr, missing))}: its schema is {schema}"
         if schema.is_mutable:
             return f"it writes to its arguments: its schema is {schema}"
+        if self.name.startswith("aten::"):
+            return ""  # torch's own are tested with each version
+        known = {*named, *self.harmless}
+        kinds = ("bool", "int", "SymInt")
+        unknown = [
+            argument.name
+            for argument in schema.arguments
+            if str(argument.type).removeprefix("Optional[").rstrip("]") in kinds
+            and argument.name not in known
+        ]
+        if unknown:
+            return (
+                f"what its flags and numbers {', '.join(map(repr, unknown))} do is not known: they "
+                "belong to 'causal', 'by_place' or 'harmless'"
+            )
         return ""
 
 
@@ -148,6 +172,7 @@ _ATEN = (
         dropout="dropout_p",
         layout="BSHD",
         lengths=_PACKED_LENGTHS,
+        packed_layout="BSHD",
         shared=("seqlen_k",),
         by_place={"custom_mask_type": 0, "window_size": None},
     ),
@@ -165,12 +190,15 @@ _ATEN = (
 _HUB_BUILD = r"(_[a-z]+)?_[0-9a-z]+(_dirty)?"
 """The end of a namespace of the `kernels` hub: the kind of device, in newer ones, and the build."""
 
+_LONGEST = ("max_seqlen_q", "max_seqlen_k")
+_FLASH_3_HINTS = ("num_splits", "pack_gqa", "sm_margin")
 _FLASH: dict[str, Any] = {"query": "q", "key": "k", "value": "v", "causal": "causal"}
 _FLASH_2: dict[str, Any] = {
     **_FLASH,
     "dropout": "dropout_p",
     "per_head": {"alibi_slopes": -1},
     "by_place": {"window_size_left": -1, "window_size_right": -1, "alibi_slopes": None},
+    "harmless": (*_LONGEST, "return_softmax", "zero_tensors"),
 }
 _DESCALES = {"q_descale": 1, "k_descale": 1, "v_descale": 1}
 _FLASH_3: dict[str, Any] = {
@@ -178,8 +206,9 @@ _FLASH_3: dict[str, Any] = {
     "layout": "BSHD",
     "per_head": _DESCALES,
     "lengths": _PACKED_LENGTHS,
-    "shared": ("seqused_q", "seqused_k", "scheduler_metadata"),
+    "shared": ("seqused_q", "seqused_k"),
     "by_place": {"window_size_left": -1, "window_size_right": -1, "attention_chunk": 0},
+    "harmless": (*_LONGEST, "rotary_interleaved", *_FLASH_3_HINTS),
 }
 _XFORMERS: dict[str, Any] = {
     "causal": "is_causal",
@@ -187,6 +216,7 @@ _XFORMERS: dict[str, Any] = {
     "layout": "BSHD",
     "lengths": _PACKED_LENGTHS,
     "by_place": {"window_left": -1, "window_right": -1},
+    "harmless": (*_LONGEST, "return_softmax", "use_kvsplit"),
 }
 
 
@@ -216,6 +246,7 @@ _LIBRARIES = (
         layout="BSHD",
         per_head=_DESCALES,
         by_place={"attention_chunk": 0},
+        harmless=("deterministic", *_FLASH_3_HINTS),
         **_FLASH,
     ),
     AttentionOp("(xformers|mslk)_flash::flash_fwd", is_pattern=True, **_XFORMERS),
@@ -242,16 +273,18 @@ _SHIPPED: tuple[AttentionOp, ...] = (*_ATEN, *_LIBRARIES)
 
 _registered: dict[str, AttentionOp] = {}
 _found: dict[Any, AttentionOp | None] = {}
-"""What was looked up so far; the registry changes seldom, graphs are read often."""
+"""What was looked up so far; the registry changes seldom, graphs are read often. A change replaces
+it, so that an answer from before, on another thread, is not kept.
+"""
 
 
 def attention_op(target: Any) -> AttentionOp | None:
     """Returns the entry of an op; None for one that is not known to be an attention."""
+    known = _found
     try:
-        return _found[target]
+        return known[target]
     except KeyError:
-        _found[target] = _look_up(target)
-        return _found[target]
+        return known.setdefault(target, _look_up(target))
 
 
 def is_attention(target: Any) -> bool:
@@ -290,8 +323,14 @@ def is_attention_call(text: str) -> bool:
 
 
 def registry_text() -> str:
-    """Returns a text that differs where other ops are registered."""
-    return ", ".join(sorted(_registered))
+    """Returns a text that differs where other ops are registered, or with other fields."""
+    return "; ".join(sorted(map(_text, _registered.values()))) or "none"
+
+
+def _text(entry: AttentionOp) -> str:
+    values = {item.name: getattr(entry, item.name) for item in fields(entry)}
+    values["flops"] = f"{entry.flops.__module__}.{entry.flops.__qualname__}"
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def register_attention(op: Any, **entry: Any) -> None:
@@ -307,44 +346,73 @@ def register_attention(op: Any, **entry: Any) -> None:
     target = _overload(op)
     given = [field for field in fields(AttentionOp) if field.name not in ("name", "is_pattern")]
     refuse_unknown(entry, given, f"register_attention: unknown field {{}} for {target}")
-    made = AttentionOp(op_name(target), **entry)
+    made = AttentionOp(op_name(target), **copy.deepcopy(entry))
     if reason := _why_refused(made, target):
         raise UserError(f"register_attention: {target}: {reason}")
-    _registered[made.name] = made
-    _found.clear()
+    _change(made.name, made)
 
 
 def unregister_attention(op: Any) -> None:
     """Takes back `register_attention`; an op that ships with the project is known again as such."""
-    _registered.pop(op_name(_overload(op)), None)
-    _found.clear()
+    _change(op_name(_overload(op)), None)
+
+
+def is_registered(entry: AttentionOp) -> bool:
+    return entry.name in _registered
+
+
+def _change(name: str, entry: AttentionOp | None) -> None:
+    global _found  # noqa: PLW0603
+    if entry is None:
+        _registered.pop(name, None)
+    else:
+        _registered[name] = entry
+    _found = {}
 
 
 def _overload(op: Any) -> torch._ops.OpOverload:
     op = getattr(op, "_opoverload", op)  # what torch.library.custom_op returns
     if isinstance(op, torch._ops.OpOverloadPacket):
+        overloads: list[str] = op.overloads()  # type: ignore[no-untyped-call]
+        if "default" not in overloads:
+            names = ", ".join(f"{op}.{name}" for name in overloads)
+            raise UserError(f"{op} has several overloads, none of them the default: give {names}")
         op = op.default
     if not isinstance(op, torch._ops.OpOverload):
         raise UserError(
-            f"register_attention: {op!r} is {type(op).__name__}; allowed: an op of torch.library, "
+            f"{op!r} is {type(op).__name__}, no attention op; allowed: an op of torch.library, "
             "such as torch.ops.mine.attend: graphs show no others"
         )
     return op
 
 
-_KINDS = {Mapping: "a dict with names of arguments as keys", int: "a whole number"}
+_KINDS = {
+    Mapping: "a dict with names of arguments as keys",
+    tuple: "a tuple of names of arguments",
+    int: "a whole number",
+}
+_FIELD_KINDS = {
+    "per_head": Mapping,
+    "by_place": Mapping,
+    **dict.fromkeys(("shared", "lengths", "harmless"), tuple),
+    "output": int,
+}
 
 
 def _why_refused(entry: AttentionOp, target: torch._ops.OpOverload) -> str:
-    for name, kind in (("per_head", Mapping), ("by_place", Mapping), ("output", int)):
+    for name, kind in _FIELD_KINDS.items():
         if not isinstance(getattr(entry, name), kind):
             return f"{name!r} is {getattr(entry, name)!r}; allowed: {_KINDS[kind]}"
-    if entry.layout not in LAYOUTS:
-        return f"'layout' is {entry.layout!r}; allowed: {', '.join(map(repr, LAYOUTS))}"
+    for name in ("layout", "packed_layout"):
+        if getattr(entry, name) not in LAYOUTS:
+            allowed = ", ".join(map(repr, LAYOUTS))
+            return f"{name!r} is {getattr(entry, name)!r}; allowed: {allowed}"
     if reason := entry.why_misfit(target):
         return reason
     if not 0 <= entry.output < len(target._schema.returns):
         return f"'output' is {entry.output}; it has {len(target._schema.returns)} results"
+    if torch.Tag.nondeterministic_seeded in target.tags and entry.dropout is None:
+        return "it draws random numbers: give 'dropout', the argument that says how many"
     unknown = [
         argument.name
         for argument in target._schema.arguments

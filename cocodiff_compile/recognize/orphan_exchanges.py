@@ -83,7 +83,8 @@ def _orphan_reason(item: AllToAll, exchanges: Exchanges, unclaimed: set[Node]) -
         return _AT_BORDER
     return (
         "heads are exchanged, but what reads them is no attention this pass knows: a softmax "
-        "between two batched matmuls, or one of torch's attention ops"
+        "between two batched matmuls, one of torch's attention ops, or one that is registered "
+        "(cocodiff_compile.register_attention)"
     )
 
 
@@ -106,12 +107,14 @@ def _remedy(unknown: Sequence[Any]) -> str:
     custom = [op for op in unknown if getattr(op, "namespace", "aten") not in ("aten", "prims")]
     if not custom:
         return "use torch's scaled_dot_product_attention"
-    if reason := why_no_attention(custom[0]):
-        return f"{custom[0]} has the name of one, but {reason}"
-    return (
-        f"if {custom[0]} is one, register it: "
-        f"cocodiff_compile.register_attention(torch.ops.{custom[0]}, ...)"
+    for op in custom:
+        if reason := why_no_attention(op):
+            return f"{op} has the name of one, but {reason}"
+    calls = " or ".join(
+        f"cocodiff_compile.register_attention(torch.ops.{op}, ...)" for op in custom
     )
+    named = f"one of {', '.join(map(str, custom))}" if len(custom) > 1 else str(custom[0])
+    return f"if {named} is one, register it: {calls}"
 
 
 def _starts_ahead(

@@ -162,8 +162,10 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
 
 def _has_other_effect(node: Node) -> bool:
     """Returns whether a node must keep its order: it draws numbers or copies into an input."""
-    if is_attention(node.target) and not parse_fused_attention(node).has_dropout:
-        return False  # draws no random numbers
+    if is_attention(node.target):
+        attention = parse_fused_attention(node)
+        if attention.op.dropout is not None:
+            return attention.has_dropout  # without, it draws no random numbers
     return node.is_impure() and not is_wait(node) and not is_collective(node)
 
 

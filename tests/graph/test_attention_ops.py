@@ -9,6 +9,9 @@ import torch
 from torch.utils.flop_counter import sdpa_flop_count
 
 from cocodiff_compile.compiler.generated_order import code_kinds
+from cocodiff_compile.cost.ops import heavy_seconds
+from cocodiff_compile.devices.cpu import CPU
+from cocodiff_compile.ir.aten import parse_fused_attention
 from cocodiff_compile.ir.attention_ops import AttentionOp, attention_flops, attention_op
 
 aten = torch.ops.aten
@@ -51,6 +54,27 @@ def test_kernels_behind_them_are_known_too(target: Any) -> None:
     entry = _entry(target)
     assert entry.layout == "BSHD"
     assert entry.why_misfit(target) == ""
+
+
+def test_packed_sequences_have_the_layout_and_the_cost_of_packed_sequences() -> None:
+    """torch packs them as [1, S, H, D] for this kernel; sequences do not see each other."""
+    target = aten._efficient_attention_forward.default
+    graph = torch.fx.Graph()
+    names = ("query", "key", "value", "lengths")
+    nodes = [graph.placeholder(name) for name in names]
+    operand = torch.empty(1, 12288, 8, 64, device="meta")
+    for node in nodes[:3]:
+        node.meta["val"] = operand
+    nodes[3].meta["val"] = torch.empty(4, dtype=torch.int32)
+    rest = (None, nodes[3], nodes[3], 4, 4, 0.0, 0)
+    whole = graph.call_function(target, (*nodes[:3], None, None, None, 4, 4, 0.0, 0))
+    packed = graph.call_function(target, (*nodes[:3], *rest))
+    for node in (whole, packed):
+        node.meta["val"] = (operand,)
+    assert parse_fused_attention(packed).op.layout == "BSHD"
+    assert parse_fused_attention(packed).num_sequences == 3
+    times = [heavy_seconds(node, CPU.guess) for node in (packed, whole)]
+    assert times[0] == pytest.approx(times[1] / 3, rel=0.01)
 
 
 @each_op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 import cocodiff_compile
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.ir.attention_ops import AttentionOp, attention_op
+from cocodiff_compile.ir.attention_ops import AttentionOp, attention_op, registry_text
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from tests.support.captured import capture, fake_ranks
 from tests.support.hand_written import WIDTH, Block
@@ -36,6 +37,21 @@ def _(q: Tensor, _k: Tensor, _v: Tensor, _sinks: Tensor) -> tuple[Tensor, Tensor
 @torch.library.custom_op("cocodiff_tests::attend_into", mutates_args=("out",))
 def attend_into(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
     out.copy_(q + k + v)
+
+
+@torch.library.custom_op("cocodiff_tests::attend_causally", mutates_args=())
+def attend_causally(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, window: int) -> Tensor:
+    return (q + k + v) * is_causal * window
+
+
+attend_at_random = torch.library.custom_op(
+    "cocodiff_tests::attend_at_random",
+    lambda q, k, v: q + k + v,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+LIKE_CAUSAL = {"query": "q", "key": "k", "value": "v", "causal": "is_causal"}
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -75,6 +91,37 @@ def test_every_pass_works_on_an_op_that_is_registered() -> None:
     assert outcomes["all"] == outcomes["select-v-major"] == "rewritten"
 
 
+def test_an_op_with_another_number_of_dims_than_registered_is_refused() -> None:
+    cocodiff_compile.register_attention(attend, **{**ENTRY, "layout": "SHD"})
+    try:
+        with pytest.raises(UserError, match=r"layout 'SHD', but its argument 'q' .* has 4 dims"):
+            _reasons()
+    finally:
+        cocodiff_compile.unregister_attention(attend)
+
+
+def test_an_entry_is_not_changed_from_outside() -> None:
+    entry = copy.deepcopy(ENTRY)
+    cocodiff_compile.register_attention(attend, **entry)
+    try:
+        entry["per_head"].clear()  # type: ignore[attr-defined]
+        found = attention_op(torch.ops.cocodiff_tests.attend.default)
+        assert found is not None
+        assert found.per_head == {"sinks": 0}
+    finally:
+        cocodiff_compile.unregister_attention(attend)
+
+
+def test_what_is_registered_is_a_text_that_tells_fields_apart() -> None:
+    texts = [registry_text()]
+    for layout in ("BSHD", "BHSD", "BSHD"):
+        cocodiff_compile.register_attention(attend, **{**ENTRY, "layout": layout})
+        texts.append(registry_text())
+        cocodiff_compile.unregister_attention(attend)
+    assert texts[0] == "none"
+    assert texts[1] == texts[3] != texts[2]
+
+
 def test_registering_is_taken_back() -> None:
     target = torch.ops.cocodiff_tests.attend.default
     assert attention_op(target) is None
@@ -91,6 +138,9 @@ def test_registering_is_taken_back() -> None:
         (attend, {**ENTRY, "per_head": {}}, "what its tensors 'sinks' hold is not known"),
         (attend, {**ENTRY, "layout": "SBHD"}, "'layout' is 'SBHD'; allowed: 'BHSD', 'BSHD'"),
         (attend, {**ENTRY, "output": "out"}, "'output' is 'out'; allowed: a whole number"),
+        (attend, {**ENTRY, "shared": "sinks"}, "'shared' is 'sinks'; allowed: a tuple of names"),
+        (attend_causally, LIKE_CAUSAL, "what its flags and numbers 'window' do is not known"),
+        (attend_at_random, {**LIKE_CAUSAL, "causal": None}, "it draws random numbers"),
         (attend, {**ENTRY, "per_head": ["sinks"]}, "'per_head' is ['sinks']; allowed: a dict"),
         (attend, {**ENTRY, "is_pattern": True}, "unknown field 'is_pattern'"),
         (attend, {**ENTRY, "output": 2}, "'output' is 2; it has 2 results"),
@@ -102,10 +152,15 @@ def test_registering_is_taken_back() -> None:
             "it writes to its arguments",
         ),
         (F.scaled_dot_product_attention, {}, "allowed: an op of torch.library"),
-        (None, {}, "None is NoneType; allowed"),
+        (None, {}, "None is NoneType, no attention op; allowed"),
+        (
+            torch.ops.aten.slice,
+            {},
+            "aten.slice has several overloads, none of them the default: give",
+        ),
     ],
 )
 def test_what_does_not_fit_the_op_is_refused(op: Any, entry: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=r"^register_attention: ") as raised:
+    with pytest.raises(UserError) as raised:
         cocodiff_compile.register_attention(op, **entry)
     assert words in str(raised.value)

@@ -117,7 +117,7 @@ def test_nodes_can_be_told_to_follow_others() -> None:
     graph = traced(two, torch.ones(3, 3))
     module = torch.fx.GraphModule({}, graph)
     first, second = (node for node in module.graph.nodes if node.target is aten.mm.default)
-    assert compat.order_nodes(module.graph, {first: second.all_input_nodes[0]})
+    assert compat.order_nodes(module.graph, {first: [second.all_input_nodes[0]]})
     targets = [str(node.target) for node in module.graph.nodes]
     assert "control_deps" in targets
 

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+from cocodiff_compile import register_attention, unregister_attention
 from cocodiff_compile.backends import eager
 from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.decide import phases
@@ -71,6 +72,15 @@ def _one_recompiles(rank: int) -> str:
     return ""
 
 
+def _with_a_registered_op() -> str:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    register_attention(op, mask="attn_mask", causal="is_causal", dropout="dropout_p")
+    try:
+        return _error_of(PHASED)
+    finally:
+        unregister_attention(op)
+
+
 def _all_faults(rank: int, _num_ranks: int, six_ranks: str) -> dict[str, str]:
     return {
         "options": _error_of({**PHASED, "tapa": "off"} if rank == 1 else PHASED),
@@ -79,6 +89,7 @@ def _all_faults(rank: int, _num_ranks: int, six_ranks: str) -> dict[str, str]:
         "bad option everywhere": _error_of({"tapa": "maybe"}),
         "does not fill": _error_of({**PHASED, "topology": six_ranks}),
         "plan": _with_another_plan() if rank == 1 else _error_of(PHASED),
+        "registered": _with_a_registered_op() if rank == 1 else _error_of(PHASED),
         "fails": _with_broken_code_generation() if rank == 0 else _error_of(PHASED),
         "works": _error_of(PHASED),
         "recompiles alone": _one_recompiles(rank),
@@ -98,6 +109,8 @@ SAME_ON_ALL = {
     "torch.float32 over 4 ranks, rank 2 has all_to_all_single of 384 torch.float32 over 4 ranks",
     "plan": "ranks disagree about exchange 0: rank 0 has the phases tile | gpu, rank 1 has the "
     "phases flat",
+    "registered": "ranks disagree about registered attention ops: rank 0 has none, rank 1 has name="
+    "'aten::_scaled_dot_product_flash_attention_for_cpu'",
     "bad option everywhere": "option 'tapa' of backend 'cocodiff' is 'maybe'",
     "does not fill": "topology 'six' has 6 ranks (3 gpu x 2 node), the group has 4",
     "works": "",

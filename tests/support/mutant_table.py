@@ -119,16 +119,15 @@ CUT_RULES = (
     _rule(
         "a causal attention in chunks of rows",
         "rules.py",
-        "    if attention.depends_on_place:",
-        "    if attention.depends_on_place and attention.mask is not None:",
+        "    if attention.placed_by:",
+        "    if attention.placed_by and attention.mask is not None:",
         "tests/values/test_op_rules.py::test_a_causal_attention_is_not_cut_by_rows",
     ),
     _rule(
         "scales of heads read as the same for all heads",
         "rules.py",
-        "    if operand in attention.per_head:\n"
-        "        dims.add(attention.per_head[operand] % len(shape_of(operand)))",
-        "    if operand in attention.per_head:\n        dims.add(-1)",
+        "        dims.add(own % rank)",
+        "        dims.add(-1)",
         "tests/values/test_attention_ops.py::test_passes_work_on_every_op_that_ships",
     ),
     _rule(
@@ -221,6 +220,27 @@ GIVEN = (
 )
 
 PASSES = (
+    _quick(
+        "a verdict on one op that is recalled for another",
+        "cocodiff_compile/compiler/exact_rows.py",
+        "    return node.target, layouts, repr(others)",
+        "    return layouts",
+        "values/test_chunk_tokens::test_a_verdict_is_that_of_the_ops_that_were_tried",
+    ),
+    _quick(
+        "an attention with flags that nobody explained",
+        "cocodiff_compile/ir/attention_ops.py",
+        "            and argument.name not in known",
+        "            and argument.name is None",
+        "graph/test_register_attention::test_what_does_not_fit_the_op_is_refused",
+    ),
+    _quick(
+        "an entry of the registry that another part of the program changes",
+        "cocodiff_compile/ir/attention_ops.py",
+        "**copy.deepcopy(entry))",
+        "**entry)",
+        "graph/test_register_attention::test_an_entry_is_not_changed_from_outside",
+    ),
     _quick(
         "a graph break that is not noticed",
         "passes/recognize_ulysses.py",

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from cocodiff_compile.compat import inductor_settings
 from cocodiff_compile.compiler import exact_rows
-from cocodiff_compile.compiler.exact_rows import rows_differ, rows_differ_on_any
+from cocodiff_compile.compiler.exact_rows import rows_differ, rows_differ_on_any, trials
 from cocodiff_compile.cost.costs import Costs
-from cocodiff_compile.cut.cut import CutPlan
+from cocodiff_compile.cut.cut import Cut, CutPlan, Step
 from cocodiff_compile.decide.token_chunk_count import token_chunk_tasks
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import ALL_TO_ALL, PROJECTION
@@ -40,7 +40,7 @@ DECLINED = {
     "blocks in lists": "takes rows of several blocks",
     "replicated text": "takes rows of several blocks",
     "mask": "a mask with a row per query",
-    "causal": "is causal",
+    "causal": "depends on its place (causal)",
     "batched matmuls with a bias": NOT_ONE_OP,
     "batched matmuls with a bias, in place": NOT_ONE_OP,
     "batched matmuls with a bias, head first": NOT_ONE_OP,
@@ -202,6 +202,35 @@ def test_a_rank_that_compiles_again_alone_asks_nobody() -> None:
         plan = plan_tokens(gm.graph, recognition.sites, 2)
         group = recognition.sites[0].q.exchange.group
         assert rows_differ_on_any(plan, group, alone=True) == ""
+
+
+def test_a_verdict_is_that_of_the_ops_that_were_tried() -> None:
+    """Another backend of attention, or quantised weights, exchange the same chunks."""
+
+    def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        roles = (item.transpose(1, 2) for item in (q, k, v))
+        return functional.scaled_dot_product_attention(*roles, scale=0.5).transpose(1, 2)
+
+    plans = []
+    with fake_ranks(4):
+        for block in (Block(), Block(attend=scaled)):
+            gm, _ = capture_call(Twice(block.eval()), torch.randn(1, 16, WIDTH))
+            plans.append(plan_tokens(gm.graph, recognize(gm.graph).sites, 2))
+    first, second = plans
+    assert [step.cut for step in first.steps.values()] == [
+        step.cut for step in second.steps.values()
+    ]
+    assert trials(first) == trials(first) != trials(second)
+
+
+def test_an_op_that_reads_lengths_is_not_tried_with_made_up_ones() -> None:
+    graph = torch.fx.Graph()
+    rows, numbers = graph.placeholder("rows"), graph.placeholder("numbers")
+    product = graph.call_function(torch.ops.aten.mm.default, (rows, numbers))
+    rows.meta["val"], numbers.meta["val"] = torch.ones(4, 4), torch.ones(4, 4, dtype=torch.int64)
+    product.meta["val"] = torch.ones(4, 4)
+    plan = CutPlan({product: Step(Cut(0, 1, (2, 2)), (rows,))}, 2, {})
+    assert "reads numbers that a trial cannot make up" in rows_differ(plan)
 
 
 def test_a_trial_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
