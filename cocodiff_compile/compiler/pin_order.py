@@ -21,17 +21,17 @@ from cocodiff_compile.compat import (
     order_nodes,
 )
 from cocodiff_compile.ir import aten, attention_ops, collectives
-from cocodiff_compile.ir.collectives import is_wait
+from cocodiff_compile.ir.collectives import is_collective, is_wait
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.schedule import graph_tasks
-from cocodiff_compile.schedule.graph_tasks import is_anchor
+from cocodiff_compile.schedule.graph_tasks import has_other_effect, is_anchor
 
 log = logging.getLogger(__name__)
 
 
 class PinOrder(CustomGraphPass):
-    """Makes each anchor follow the one before it. Only what reads what was waited for follows a
-    wait: a wait may come later, never earlier.
+    """Keeps exchanges and waits where they stand among matmuls and attentions. Only what reads what
+    was waited for follows a wait: a wait may come later, never earlier.
     """
 
     def __call__(self, graph: Graph) -> None:
@@ -50,30 +50,61 @@ class PinOrder(CustomGraphPass):
 
 
 def pins(graph: Graph) -> Iterator[tuple[Node, Sequence[Node]]]:
-    """Yields (anchor, the anchors it must follow) where its own data do not make it follow."""
-    last: Node | None = None
+    """Yields (anchor, the anchors it must follow) where its own data do not make it follow.
+
+    An exchange, and a wait, follows all that stands before it; what stands behind an exchange
+    follows that. What has another effect follows the last one that has. All else that lies between
+    two exchanges may change places: Inductor fuses less around every node that is pinned.
+    """
+    start: Node | None = None
+    follows: dict[Node, Node | None] = {}
+    """The exchange that a node follows by its data or by a pin, if that is the last one."""
+    between: list[Node] = []
+    effect: Node | None = None
     for node in graph.nodes:
+        is_behind = start is not None and any(
+            follows.get(source) is start for source in node.all_input_nodes
+        )
+        follows[node] = start if is_behind else None
         if not is_anchor(node):
             continue
-        if last is not None and not _is_fed_by(node, last):
-            yield node, (last,)
-        if not is_wait(node):
-            last = node
+        before: list[Node] = []
+        if is_collective(node) or is_wait(node):
+            before = _not_implied(node, between, start)
+        if start is not None and not is_behind and not before:
+            before = [start]
+        if has_other_effect(node):
+            before += [effect] if effect is not None else []
+            effect = node
+        if before:
+            yield node, before
+        if is_collective(node):
+            start, between = node, []
+        elif not is_wait(node):
+            between.append(node)
+        follows[node] = start
 
 
-def _is_fed_by(node: Node, anchor: Node) -> bool:
-    """Returns whether data flow from `anchor` to `node` with no anchor between them but waits."""
+def _not_implied(node: Node, between: Sequence[Node], start: Node | None) -> list[Node]:
+    """Returns the anchors of `between` that neither data nor each other make `node` follow."""
     seen: set[Node] = set()
+    found = []
+    _add_sources(node, start, seen)
+    for anchor in reversed(between):
+        if anchor not in seen:
+            found.append(anchor)
+            _add_sources(anchor, start, seen)
+    return found
+
+
+def _add_sources(node: Node, start: Node | None, seen: set[Node]) -> None:
+    """Adds all that the data of a node come from, as far back as the last exchange."""
     stack = [node]
     while stack:
         for source in stack.pop().all_input_nodes:
-            if source is anchor:
-                return True
-            passes = source.op == "call_function" and (not is_anchor(source) or is_wait(source))
-            if passes and source > anchor and source not in seen:
+            if source not in seen and (start is None or source > start):
                 seen.add(source)
                 stack.append(source)
-    return False
 
 
 def pinned() -> Any:

@@ -151,7 +151,7 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
         if node not in number:
             nearest[node] = _reduced(bits, before)
             continue
-        if _has_other_effect(node):
+        if has_other_effect(node):
             bits, last_effect = bits | last_effect, 1 << number[node]
         bits = _reduced(bits, before)
         found.append(tuple(places(bits)))
@@ -160,7 +160,7 @@ def _needs(graph: Graph, anchors: Sequence[Node]) -> list[tuple[int, ...]]:
     return found
 
 
-def _has_other_effect(node: Node) -> bool:
+def has_other_effect(node: Node) -> bool:
     """Returns whether a node must keep its order: it draws numbers or copies into an input."""
     if is_attention(node.target):
         attention = parse_fused_attention(node)

@@ -33,6 +33,7 @@ from cocodiff_compile.ir.records import Leg, UlyssesSite
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.collect import GraphReport, collect_reports
+from cocodiff_compile.schedule.graph_tasks import is_anchor
 from cocodiff_compile.schedule.peak_memory import peak_bytes
 from tests.support.captured import fake_ranks
 from tests.support.code_text import text_only
@@ -321,6 +322,29 @@ def test_code_in_another_order_is_noticed() -> None:
     assert keeps_order(code(["matmul", "all_to_all_single", "wait", "matmul"]), kinds) is False
     assert keeps_order(code(["matmul", "wait"]), kinds) is None
     assert keeps_order("", kinds) is None
+
+
+def test_only_what_data_do_not_order_round_an_exchange_is_pinned() -> None:
+    """Two matmuls hide an exchange, one of them reads the other; a third one comes before it."""
+    c10d = torch.ops._c10d_functional
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = x @ x
+        started = c10d.all_to_all_single(x, [2, 2], [2, 2], "0")
+        first = x @ x.t()
+        second = first @ x
+        return c10d.wait_tensor(started) @ second, before
+
+    with fake_ranks(2):
+        graph = traced(step, torch.ones(4, 4))
+    before, start, first, second, wait, last = (node for node in graph.nodes if is_anchor(node))
+    assert [str(node.target) for node in (start, wait)] == [
+        "_c10d_functional.all_to_all_single.default",
+        "_c10d_functional.wait_tensor.default",
+    ]
+    pinned = {node: list(others) for node, others in pin_order.pins(graph)}
+    assert pinned == {start: [before], first: [start], wait: [second]}
+    assert last not in pinned
 
 
 def test_a_torch_without_control_dependencies_is_said_once_and_compiles(

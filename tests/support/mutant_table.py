@@ -221,6 +221,13 @@ GIVEN = (
 
 PASSES = (
     _quick(
+        "a wait that Inductor may put right behind its exchange",
+        "cocodiff_compile/compiler/pin_order.py",
+        "        if is_collective(node) or is_wait(node):",
+        "        if is_collective(node):",
+        "compile/test_schedule_v_first::test_only_what_data_do_not_order_round_an_exchange_is_pinned",
+    ),
+    _quick(
         "a verdict on one op that is recalled for another",
         "cocodiff_compile/compiler/exact_rows.py",
         "    return node.target, layouts, repr(others)",
