@@ -7,6 +7,7 @@ cannot trace in one graph, fails on an argument left at its default, and raises 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -177,6 +178,8 @@ class SplitTokensHook(TokenHook):
         num_tokens, degree = value.shape[split.split_dim], self.config.ulysses_degree
         pad = missing(num_tokens, degree)
         if pad and self.streams is None:
+            # Dynamo may hold sizes as symbols, which it cannot format.
+            num_tokens, degree = operator.index(num_tokens), operator.index(degree)
             raise ValueError(
                 f"{name!r} of {self.module_name!r} has {num_tokens} tokens, which do not divide by "
                 f"the Ulysses degree {degree}, and neither a plan of your own nor one of "

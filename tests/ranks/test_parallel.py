@@ -190,14 +190,16 @@ class TestRefuses:
             parallelize(model, plan={"": {"pixels": ContextParallelInput(split_dim=1)}})
         assert model._parallel_config is None
 
-    @pytest.mark.parametrize("compiled", [False, True])
-    def test_tokens_that_do_not_divide_under_a_plan_of_ones_own(self, compiled: bool) -> None:
+    @pytest.mark.parametrize("compiled", ["", "static", "dynamic"])
+    def test_tokens_that_do_not_divide_under_a_plan_of_ones_own(self, compiled: str) -> None:
         small = SMALL_MODELS["flux"]
         model = _flux()
         parallelize(model, plan=model._cp_plan)
         inputs = small.inputs(model, text_tokens=10)
         if compiled:
-            model = torch.compile(model, backend="eager", fullgraph=True)
+            torch._dynamo.reset()
+            dynamic = compiled == "dynamic"
+            model = torch.compile(model, backend="eager", fullgraph=True, dynamic=dynamic)
         message = "'encoder_hidden_states' .* 10 tokens.*degree 4"
         with torch.no_grad(), pytest.raises(Exception, match=message) as raised:
             model(**inputs)
