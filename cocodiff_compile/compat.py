@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 
-TESTED_TORCH = ("2.15.0", "2.13.0")
+TESTED_TORCH = ("2.15.0", "2.14.1", "2.13.0")
 """The newest first. `constraints.txt` pins one of them, `make test-torch` tries another."""
 TESTED_PYTHON = "3.11"
 
