@@ -20,7 +20,14 @@ import torch
 
 from cocodiff_compile.decide.decision_file import GivenDecisions, load_decisions
 from cocodiff_compile.errors import UserError, refuse_unknown
-from cocodiff_compile.given_values import has_text_keys, is_one_of, shown, shown_keys, whole_number
+from cocodiff_compile.given_values import (
+    has_text_keys,
+    is_one_of,
+    number,
+    shown,
+    shown_keys,
+    whole_number,
+)
 from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
@@ -33,9 +40,37 @@ MAX_CHUNKS = 1024
 
 
 @dataclass(frozen=True)
+class ShardOptions:
+    """Holds the options of shard-tokens."""
+
+    group: str = ""
+    """The name of the process group; empty for all ranks."""
+    min_gain: float = 1.05
+    """The least factor by which a step must be estimated to get faster, exchanges included; 0
+    shares out all that can be, whatever exchanges cost.
+    """
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> ShardOptions:
+        """Checks the keys and values of the option `shard`."""
+        refuse_unknown(given, fields(cls), "unknown key {} in option 'shard'")
+        group, gain = given.get("group"), given.get("min_gain", cls.min_gain)
+        if isinstance(group, torch.distributed.device_mesh.DeviceMesh) and group.ndim == 1:
+            group = group.get_group()
+        if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+            raise _refuse("shard['group']", group, "a process group, or a mesh of one dim")
+        least = number(gain)
+        if least is None or least < 0:
+            raise _refuse("shard['min_gain']", gain, "a number from 0")
+        return cls("" if group is None else str(group.group_name), least)
+
+
+@dataclass(frozen=True)
 class CompileConfig:
     """Holds the checked options. The defaults are the meaning of `options=None`."""
 
+    shard: ShardOptions | None = None
+    """How tokens of a plain model are shared out over ranks; None leaves models as they are."""
     topology: str | Topology = "auto"
     """"auto", the name of a preset, or the topology from a file."""
     tapa: Literal["auto", "on", "off"] = "auto"
@@ -206,7 +241,18 @@ def _check_disable(key: str, value: object) -> tuple[str, ...]:
     return tuple(name for name in PASS_NAMES if name in given)
 
 
+def _check_shard(key: str, value: object) -> ShardOptions | None:
+    if value is None or isinstance(value, ShardOptions):
+        return value
+    if is_one_of(value, ("tokens",)):
+        return ShardOptions()
+    if not has_text_keys(value):
+        raise _refuse(key, value, "None, 'tokens', or a dict with text keys")
+    return ShardOptions.from_mapping(value)
+
+
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "shard": _check_shard,
     "topology": _check_topology,
     "tapa": _check_tapa,
     "v_first": _check_v_first,

@@ -7,6 +7,7 @@ if __name__ != "cocodiff_compile.passes":
     )
 
 PASS_NAMES = (
+    "shard-tokens",
     "recognize-ulysses",
     "split-projections",
     "chunk-heads",

@@ -29,7 +29,8 @@ from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
 from cocodiff_compile.compiler.graph_rounds import graph_rounds
 from cocodiff_compile.compiler.live_device import find_device
 from cocodiff_compile.compiler.selective_graph import select_pass, selective_call
-from cocodiff_compile.compiler.stages import CUT, RECOGNIZE, SELECT, Deciding, stages
+from cocodiff_compile.compiler.shard_graph import rank_input, shard_deciding
+from cocodiff_compile.compiler.stages import CUT, RECOGNIZE, SELECT, SHARD, Deciding, stages
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.decide.coded_attentions import choose_uncoded
@@ -43,7 +44,7 @@ from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import value_of
 from cocodiff_compile.ir.fingerprint import fingerprint
 from cocodiff_compile.ir.records import Recognition
-from cocodiff_compile.pipeline.run_passes import Pipeline
+from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.ranks.agreement.watch import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.report.collect import is_collecting
@@ -111,7 +112,25 @@ def _compile_inner(
     compilation = replace(compilation, inductor_options=inductor_options)
     config, dry_run = compilation.config, compilation.dry_run
     dumps = Dumps.of(config)
-    report = Pipeline(stages(RECOGNIZE, Deciding(config)), dumps.observers).run(gm)
+    sharding = shard_deciding(gm.graph, config)
+    first = (*stages(SHARD, sharding), *stages(RECOGNIZE, sharding))
+    report = Pipeline(first, dumps.observers).run(gm)
+    rank = rank_input(gm.graph, len(example_inputs), config)
+    if rank is not None:
+        inputs = [*example_inputs, rank.value]
+        compiled = _compile_recognized(gm, inputs, compilation, report, dumps)
+        return compiled if dry_run else rank.appended(compiled)
+    return _compile_recognized(gm, example_inputs, compilation, report, dumps)
+
+
+def _compile_recognized(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    compilation: Compilation,
+    report: PipelineReport,
+    dumps: Dumps,
+) -> Any:
+    config, dry_run = compilation.config, compilation.dry_run
     if report.recognition.sites and _is_fingerprint_read(config):
         report = replace(report, fingerprint=fingerprint(gm.graph))
     given = config.decision.kinds_of(report.fingerprint) if config.decision else {}

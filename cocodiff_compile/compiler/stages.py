@@ -1,5 +1,6 @@
 """Lists the stages that a graph goes through, in order, and what each of them chooses.
 
+    shard       shard-tokens, if it is asked for
     recognize   recognize-ulysses
     cut         split-projections, chunk-heads, chunk-tokens
     select      select-v-major, once per kind of denoising step
@@ -28,6 +29,7 @@ from cocodiff_compile.decide.head_chunk_count import choose_head_chunks
 from cocodiff_compile.decide.limits import Limits
 from cocodiff_compile.decide.order import choose_order
 from cocodiff_compile.decide.phases import choose_phases
+from cocodiff_compile.decide.shared_nodes import ShareCosts, choose_sharing, why_not_shared
 from cocodiff_compile.decide.token_chunk_count import (
     Differ,
     TokenChunks,
@@ -41,6 +43,7 @@ from cocodiff_compile.passes.chunk_tokens import ChunkTokens
 from cocodiff_compile.passes.recognize_ulysses import RecognizeUlysses
 from cocodiff_compile.passes.schedule_v_first import ScheduleVFirst
 from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.passes.shard_tokens import ShardTokens
 from cocodiff_compile.passes.split_projections import SplitProjections
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.pipeline.run_passes import Chosen, Stage
@@ -64,11 +67,29 @@ class Deciding:
     keeps_whole: bool = False
     """Attentions stay in one piece: which tokens are skipped is decided for all of them at once."""
     limits: Limits = field(default_factory=Limits)
+    shard_group: tuple[str, int, ShareCosts] | None = None
+    """The name and size of the group that tokens are shared out over, and what that costs."""
     given: Decision | None = None
     """What is not to be decided again, from an earlier compile of the same graph."""
 
 
 Choose: TypeAlias = "Callable[[Deciding, Graph, Recognition], Chosen | None]"
+
+
+def _shard(deciding: Deciding, graph: Graph, _recognition: Recognition) -> Chosen | None:
+    if deciding.config.shard is None:
+        return None
+    if deciding.shard_group is None:
+        return Chosen(notes=("not shared out: there is one rank",))
+    group, num_ranks, costs = deciding.shard_group
+    if reason := why_not_shared(graph):
+        return Chosen(notes=(f"not shared out: {reason}",))
+    sharing = choose_sharing(graph, num_ranks, costs)
+    note = f"shared out over {num_ranks} ranks: {sharing}"
+    if not sharing.steps or sharing.gain < deciding.config.shard.min_gain:
+        least = f"less than min_gain {deciding.config.shard.min_gain:g}"
+        return Chosen(notes=(f"not shared out: estimated gain {sharing.gain:.2f}x, {least}",))
+    return Chosen(ShardTokens(sharing.steps, group), (note,))
 
 
 def _recognize(_deciding: Deciding, _graph: Graph, _recognition: Recognition) -> Chosen:
@@ -199,6 +220,7 @@ def _schedule(deciding: Deciding, graph: Graph, recognition: Recognition) -> Cho
     )
 
 
+SHARD: tuple[tuple[str, Choose], ...] = (("shard-tokens", _shard),)
 RECOGNIZE: tuple[tuple[str, Choose], ...] = (("recognize-ulysses", _recognize),)
 CUT: tuple[tuple[str, Choose], ...] = (
     ("split-projections", _unfuse),
@@ -210,7 +232,7 @@ ORDER: tuple[tuple[str, Choose], ...] = (
     ("split-tapa-phases", _split_phases),
     ("schedule-v-first", _schedule),
 )
-STAGES = (*RECOGNIZE, *CUT, *SELECT, *ORDER)
+STAGES = (*SHARD, *RECOGNIZE, *CUT, *SELECT, *ORDER)
 
 
 def stages(part: tuple[tuple[str, Choose], ...], deciding: Deciding) -> tuple[Stage, ...]:

@@ -9,11 +9,17 @@ were `selected` are the first of two chunks, of which only that one is computed.
              [P*S*B*h*D]                                    dim 0, outer P*S*B, (h/2*D, h/2*D)
     tokens   [B*S, C], as a matmul reads them               dim 0, outer B, (a, S - a)
              [B, h, P*S, D], tokens of all ranks            dim 2, outer P, (a, S - a)
+
+Chunks may also be the shares of ranks. A share holds a part of every one of the `segments` of a
+block, such as text and image of a joint sequence; segments that do not divide are padded, so that
+all shares have the same length.
+
+    shares   [B, T + S, C] on P ranks                       dim 1, outer 1, segments (T, S)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Node
@@ -33,11 +39,22 @@ class Cut:
     lengths: tuple[Size, ...]
     selected: int = 0
     """How many rows from anywhere the first chunk holds, in their order; 0 for stretches."""
+    segments: tuple[int, ...] = ()
+    """The lengths that are shared out one by one where chunks are the shares of ranks."""
 
     @classmethod
     def in_equal_chunks(cls, dim: int, outer: Size, size: Size, count: int) -> Cut:
         """Returns the cut of a dim of `size` elements into `count` chunks of equal lengths."""
         return cls(dim, outer, (size // outer // count,) * count)
+
+    @classmethod
+    def over_ranks(cls, dim: int, outer: int, segments: Sequence[int], num_ranks: int) -> Cut:
+        """Returns the cut of every segment of each block into as many shares as there are ranks."""
+        share = sum(-(-length // num_ranks) for length in segments)
+        return cls(dim, outer, (share,) * num_ranks, segments=tuple(segments))
+
+    def with_segments(self, segments: Sequence[int]) -> Cut:
+        return Cut.over_ranks(self.dim, int(self.outer), segments, self.count)
 
     @property
     def count(self) -> int:
@@ -45,19 +62,28 @@ class Cut:
 
     @property
     def inner(self) -> Size:
-        """Returns how many elements a block has."""
-        return sum(self.lengths[1:], self.lengths[0])
+        """Returns how many elements a block has, without padding."""
+        lengths = self.segments or self.lengths
+        return sum(lengths[1:], lengths[0])
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Returns how much of each segment a share holds, padding included."""
+        return tuple(-(-length // self.count) for length in self.segments)
 
     @property
     def is_equal(self) -> bool:
         """Returns whether all chunks are stretches of provably equal lengths."""
-        return not self.selected and all(same(item, self.lengths[0]) for item in self.lengths)
+        if self.selected or self.segments:
+            return False
+        return all(same(item, self.lengths[0]) for item in self.lengths)
 
     def is_like(self, other: Cut) -> bool:
         """Returns whether chunks lie in the same places, for tensors of the same size in the dim;
         equal chunks of different sizes count as alike.
         """
-        if (self.dim, self.count, self.selected) != (other.dim, other.count, other.selected):
+        mine = (self.dim, self.count, self.selected, self.segments)
+        if mine != (other.dim, other.count, other.selected, other.segments):
             return False
         is_equal = self.is_equal and other.is_equal
         return same(self.outer, other.outer) and (

@@ -261,6 +261,8 @@ def _concatenated(node: Node, cuts: Cuts) -> Step:
 
 def _joined(node: Node, tensors: Sequence[Node], cuts: Cuts) -> Cut:
     """Returns the cut of tensors one behind the other: each chunk must stay one stretch."""
+    if any(cut.segments for cut in cuts.values()):
+        return _joined_shares(node, tensors, cuts)
     lengths = joined_lengths(node, tensors, cuts)
     selected = sum(cut.selected for cut in cuts.values())
     if selected and len(cuts) < len(tensors):
@@ -269,6 +271,18 @@ def _joined(node: Node, tensors: Sequence[Node], cuts: Cuts) -> Cut:
     if not selected and any(first > second for first, second in itertools.pairwise(filled)):
         raise CutUnknown(f"{node.name} puts chunks between each other")
     return Cut(_dim_argument(node), 1, tuple(map(sum, zip(*lengths, strict=True))), selected)
+
+
+def _joined_shares(node: Node, tensors: Sequence[Node], cuts: Cuts) -> Cut:
+    """Returns the cut whose segments are those of all tensors, one behind the other."""
+    dim = _dim_argument(node)
+    segments: list[int] = []
+    for item in tensors:
+        cut = cuts.get(item)
+        if cut is not None and (cut.dim != dim or not same(cut.outer, 1)):
+            raise CutUnknown(f"{node.name} joins rows of several blocks")
+        segments += cut.segments if cut else numbers(shape_of(item)[dim : dim + 1], item)
+    return next(iter(cuts.values())).with_segments(segments).at(dim)
 
 
 def joined_lengths(node: Node, tensors: Sequence[Node], cuts: Cuts) -> list[tuple[int, ...]]:
@@ -298,8 +312,10 @@ def _reduced(cut: Cut, operand: Node, node: Node) -> Cut:
     dims = {dim % rank for dim in arguments["dim"] or range(rank)}
     if cut.dim in dims:
         raise CutUnknown(f"{node.name} reduces over what is cut")
-    _refuse_other_order(node, cut.dim, dims)
-    if node.target in SUMMING and not (same(cut.outer, 1) or is_dense(operand)):
+    if not cut.segments:
+        _refuse_other_order(node, cut.dim, dims)
+    is_exact = same(cut.outer, 1) or is_dense(operand) or cut.segments
+    if node.target in SUMMING and not is_exact:
         raise CutUnknown(f"{node.name} sums what lies in memory with gaps, which copies have not")
     dropped = 0 if arguments["keepdim"] else sum(dim < cut.dim for dim in dims)
     return cut.at(cut.dim - dropped)
@@ -323,7 +339,7 @@ def _normalised(cut: Cut, _operand: Node, node: Node) -> Cut:
     dim = _dim_argument(node)
     if dim == cut.dim:
         raise CutUnknown(f"{node.name} is over what is cut")
-    if cut.dim > dim:
+    if cut.dim > dim and not cut.segments:
         raise CutUnknown(f"{node.name} sums in an order that depends on what lies beside")
     return cut
 
@@ -354,7 +370,9 @@ CUT_RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(_ORDERLESS | SUMMING, _one_operand(_reduced)),
     **dict.fromkeys(SOFTMAX, _one_operand(_normalised)),
     **dict.fromkeys(CONCATENATION, _concatenated),
-    **dict.fromkeys({*POINTWISE, aten.expand.default, aten.slice_scatter.default}, _aligned),
+    **dict.fromkeys(
+        {*POINTWISE, aten.copy.default, aten.expand.default, aten.slice_scatter.default}, _aligned
+    ),
     **dict.fromkeys({aten.mm.default, aten.addmm.default, *BATCHED_MATMUL}, _multiplied),
     aten._int_mm.default: _multiplied,
     aten._scaled_mm.default: _scaled,

@@ -6,6 +6,7 @@ raises CutUnknown where a chunk of the result would need more than its chunk of 
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -81,7 +82,9 @@ def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], node: 
             inner = size // outer
             if same(inner, cut.inner):
                 return replace(cut, dim=dim, outer=outer)
-            if scaled is None and (lengths := _scaled_lengths(cut, inner)):
+            if scaled is None and cut.segments:
+                scaled = _scaled_shares(replace(cut, dim=dim, outer=outer), inner)
+            elif scaled is None and (lengths := _scaled_lengths(cut, inner)):
                 scaled = replace(cut, dim=dim, outer=outer, lengths=lengths)
         ahead = ahead * size
     if scaled is None:
@@ -104,6 +107,17 @@ def _scaled_lengths(cut: Cut, inner: Size) -> tuple[Size, ...]:
     scaled = [divmod(length * sizes[0], sum(sizes[1:])) for length in sizes[1:]]
     is_whole = not any(rest for _, rest in scaled) and scaled[0][0] >= cut.selected
     return tuple(length for length, _ in scaled) if is_whole else ()
+
+
+def _scaled_shares(cut: Cut, inner: Size) -> Cut | None:
+    """Returns the shares of blocks of `inner` elements that stand for all of a block; None if a
+    share would begin inside of an element.
+    """
+    scaled = [divmod(length * int(inner), int(cut.inner)) for length in cut.segments]
+    lengths = [length for length, _ in scaled]
+    if any(rest for _, rest in scaled) or any(n % cut.count for n in (*lengths, *cut.segments)):
+        return None
+    return cut.with_segments(lengths)
 
 
 def squeezed_dims(node: Node) -> list[int]:
@@ -144,8 +158,21 @@ def _taken(cut: Cut, slicing: Node, node: Node) -> Cut:
     begin, end = taken_range(slicing, node)
     if begin == end:
         raise CutUnknown(f"{slicing.name} takes no row")
+    if cut.segments:
+        first, last = segments_within(cut, begin, end, slicing)
+        return cut.with_segments(cut.segments[first:last])
     chunks = (stretch(cut, number, whole) for number in range(cut.count))
     return replace(cut, lengths=tuple(max(0, min(end, e) - max(begin, b)) for b, e in chunks))
+
+
+def segments_within(cut: Cut, begin: int, end: int, node: Node) -> tuple[int, int]:
+    """Returns the numbers of the first segment of a stretch and of the first one behind it. Raises
+    CutUnknown if the stretch begins or ends inside of a segment.
+    """
+    bounds = [0, *itertools.accumulate(cut.segments)]
+    if begin not in bounds or end not in bounds:
+        raise CutUnknown(f"{node.name} begins or ends inside of what ranks share")
+    return bounds.index(begin), bounds.index(end)
 
 
 def _part(slicing: Node, node: Node) -> tuple[int, Size, Size]:

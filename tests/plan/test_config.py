@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.config import CompileConfig, ShardOptions
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.say_once import forget_what_was_said
 from cocodiff_compile.topology.axes import Axis, Link, Topology
@@ -43,6 +44,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [None, {}])
 def test_defaults(options: dict[str, Any] | None) -> None:
     assert dataclasses.asdict(CompileConfig.from_options(options)) == {
+        "shard": None,
         "topology": "auto",
         "tapa": "auto",
         "v_first": True,
@@ -254,3 +256,26 @@ def test_value_error_reaches_the_caller_of_the_compiled_model(
     with pytest.raises(ValueError, match=words) as caught:
         compiled(torch.ones(2))
     assert not isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)
+
+
+def test_tokens_are_shared_out_if_asked_for() -> None:
+    assert CompileConfig.from_options({}).shard is None
+    assert CompileConfig.from_options({"shard": "tokens"}).shard == ShardOptions()
+    given = CompileConfig.from_options({"shard": {"min_gain": 2}}).shard
+    assert given == ShardOptions(min_gain=2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("heads", "allowed: None, 'tokens', or a dict with text keys"),
+        ({"degree": 2}, "unknown key 'degree' in option 'shard'"),
+        ({"group": "world"}, "allowed: a process group, or a mesh of one dim"),
+        ({"min_gain": -1}, "allowed: a number from 0"),
+        ({"min_gain": True}, "allowed: a number from 0"),
+    ],
+)
+def test_other_ways_to_share_out_are_refused(value: object, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        CompileConfig.from_options({"shard": value})
+    assert words in str(raised.value)

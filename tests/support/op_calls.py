@@ -266,6 +266,12 @@ def _written(op: Any, draw: Draw) -> OpCall:
     return OpCall(op, (x, rows, dim, begin, end))
 
 
+def _overwritten(op: Any, draw: Draw) -> OpCall:
+    shape = a_shape(draw)
+    own = tuple(draw(st.sampled_from((size, size, 1))) for size in shape)
+    return OpCall(op, (tensor(draw, shape), tensor(draw, own)))
+
+
 def _complex(op: Any, draw: Draw) -> OpCall:
     shape = a_shape(draw, 1, 3)
     if op is aten.view_as_complex.default:
@@ -358,6 +364,7 @@ CALLS: dict[Any, Callable[[Any, Draw], OpCall]] = {
     aten.index.Tensor: _indexed,
     aten.expand.default: _expanded,
     aten.slice_scatter.default: _written,
+    aten.copy.default: _overwritten,
     ALL_TO_ALL: _exchanged,
 }
 

@@ -4,7 +4,9 @@ the rule refuses.
 Each op of the table is called with random shapes, dims and data, its operands are cut at random
 places, and what the rewriter emits for the chunks is joined and compared with the op on the whole.
 Cuts are drawn like those of heads, in equal chunks, and like those of rows, in chunks of any
-lengths. What is drawn and compared knows nothing of how cuts are followed; `_chunked` does.
+lengths; or each rank computes its share of the result, of one or more segments, and the shares are
+gathered. What is drawn and compared knows nothing of how cuts are followed; `_chunked` and
+`_like_shares` do.
 """
 
 from __future__ import annotations
@@ -26,8 +28,19 @@ from cocodiff_compile.cut.cut import Cut, CutUnknown, Step
 from cocodiff_compile.cut.emit_chunks import EmitChunks
 from cocodiff_compile.cut.joining import is_dense
 from cocodiff_compile.cut.rules import CUT_RULES, step_cut
-from cocodiff_compile.ir.aten import QUANTISED_MATMUL, aten, emit, value_of
+from cocodiff_compile.ir.aten import (
+    QUANTISED_MATMUL,
+    SLICING,
+    aten,
+    attention_operands,
+    emit,
+    value_of,
+)
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.pointwise import POINTWISE
+from cocodiff_compile.shard.emit_shares import EmitShares
+from cocodiff_compile.shard.shares import shared
+from cocodiff_compile.shard.wanted_cuts import WANTED, slicing_of
 from tests.support.lockstep import run_lockstep
 from tests.support.op_calls import (
     ATTENTIONS,
@@ -54,6 +67,8 @@ class _Built:
     def __init__(self, call: OpCall) -> None:
         self.graph, self.mode = Graph(), FakeTensorMode()
         self.inputs: dict[Node, Tensor] = {}
+        self.rank: Node | None = None
+        """Where ranks compute shares: the input that holds the number of a rank."""
         args, kwargs = torch.utils._pytree.tree_map_only(
             Tensor, self._input, (call.args, call.kwargs)
         )
@@ -75,16 +90,32 @@ class _Built:
     def compare(self, joined: Node) -> None:
         """The joined parts are the whole, on every rank, and lie in memory as it does."""
         whole = self.nodes[-1]
-        near = 0.0 if is_exact(self.nodes[0].target) else 1e-5
+        is_bitwise = is_exact(self.nodes[0].target) and self.rank is None
+        near = 0.0 if is_bitwise else 1e-5
         self.graph.output((whole, joined))
-        ranks = [[_of_rank(x, rank) for x in self.inputs.values()] for rank in range(NUM_RANKS)]
+        ranks = [
+            [self._value(node, rank) for node in self.graph.find_nodes(op="placeholder")]
+            for rank in range(NUM_RANKS)
+        ]
         for expected, found in run_lockstep(self.graph, ranks, {"group": lambda _: (0, 1)}):
             assert found.dtype is expected.dtype
             torch.testing.assert_close(found, expected, rtol=near, atol=near, equal_nan=True)
-        if is_dense(whole):
+        if is_dense(whole) and self.rank is None:
             shown = [value_of(node) for node in (whole, joined)]
             dims = [dim for dim, size in enumerate(shown[0].shape) if size > 1]
             assert len({tuple(value.stride(dim) for dim in dims) for value in shown}) == 1
+
+    def _value(self, node: Node, rank: int) -> Tensor:
+        if node is self.rank:
+            return torch.tensor([rank])
+        return self.inputs[node] if self.rank else _of_rank(self.inputs[node], rank)
+
+    def add_rank(self) -> Node:
+        with self.graph.inserting_before(self.nodes[0]):
+            self.rank = self.graph.placeholder("rank")
+        with self.mode:
+            self.rank.meta["val"] = torch.zeros(1, dtype=torch.int64)
+        return self.rank
 
 
 def _of_rank(value: Tensor, rank: int) -> Tensor:
@@ -175,7 +206,41 @@ def _cut_some(built: _Built, possible: Callable[[Node], list[Cut]], draw: Draw) 
     return inside
 
 
-CUTTERS = {"heads": _like_heads, "rows": _like_rows}
+def _like_shares(built: _Built, draw: Draw) -> Node:
+    """Every rank computes its share of the result, and gathers those of the others."""
+    first, last = built.nodes[0], built.nodes[-1]
+    cut = _share(last, draw)
+    proposed: dict[Node, Cut] = {}
+    if is_attention(first.target) and draw(st.booleans()):
+        _, key, value = attention_operands(first)
+        keys = _share(key, draw)
+        proposed = {key: keys, value: keys}
+    nodes = [last] if slicing_of(last) is not None else built.nodes
+    steps = {node: shared(node, cut, proposed) for node in nodes}
+    shares = EmitShares(built.graph, "group", built.add_rank(), steps)
+    for node in nodes:
+        shares.emit(node)
+    return shares.whole(last)
+
+
+def _share(node: Node, draw: Draw) -> Cut:
+    possible = [
+        (dim, outer, size // outer)
+        for dim, size in enumerate(value_of(node).shape)
+        for outer in range(1, size + 1)
+        if size % outer == 0 and size // outer > 1
+    ]
+    if not possible:
+        raise CutUnknown("nothing is large enough to be shared out")
+    dim, outer, inner = draw(st.sampled_from(possible))
+    segments = [inner]
+    while segments[-1] > 1 and draw(st.booleans()):
+        length = draw(st.integers(1, segments[-1] - 1))
+        segments[-1:] = [length, segments[-1] - length]
+    return Cut.over_ranks(dim, outer, segments, NUM_RANKS)
+
+
+CUTTERS = {"heads": _like_heads, "rows": _like_rows, "shares": _like_shares}
 
 
 def _hold(ops: Collection[Any], what: str, examples: int) -> None:
@@ -207,7 +272,11 @@ def _hold(ops: Collection[Any], what: str, examples: int) -> None:
 REFUSED_FOR_HEADS = {aten.mm.default, aten.addmm.default, *QUANTISED_MATMUL}
 """Fewer rows may give other bits: heads are not read as rows."""
 RULED = {*CUT_RULES, *ATTENTIONS}
-RULES = {"heads": RULED - REFUSED_FOR_HEADS, "rows": RULED}
+RULES = {
+    "heads": RULED - REFUSED_FOR_HEADS,
+    "rows": RULED,
+    "shares": RULED & {*WANTED, *SLICING, *ATTENTIONS},
+}
 OP_CASES = [
     pytest.param(op, what, id=f"{what}-{op}")
     for what, ruled in RULES.items()
@@ -225,7 +294,7 @@ OP_CASES = [
     ],
 )
 def test_cutting_before_an_op_is_cutting_behind_it(family: str, what: str) -> None:
-    _hold(FAMILIES[family] & RULES[what], what, 80)
+    _hold(FAMILIES[family] & RULES[what], what, 40 if what == "shares" else 80)
 
 
 @pytest.mark.slow

@@ -1,0 +1,193 @@
+"""Chooses which nodes ranks share out, by a minimum cut between what is shared and what is whole.
+
+A node costs its time as a whole, or a share of it and, for a Ulysses attention, its exchanges. A
+node that is shared but read as a whole costs a gather, once for all readers; one that is whole but
+read as a share costs the copy of that share.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import networkx
+import torch
+from torch.fx import Graph, Node
+
+from cocodiff_compile.cost.ops import heavy_seconds, hinted_bytes, light_seconds
+from cocodiff_compile.cut.cut import Cut, CutUnknown
+from cocodiff_compile.devices.device import Device
+from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor
+from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.ir.collectives import is_collective
+from cocodiff_compile.schedule.graph_tasks import is_write_back
+from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
+from cocodiff_compile.shard.spread import spread
+
+_SHARED, _WHOLE = "shared", "whole"
+
+
+@dataclass(frozen=True)
+class ShareCosts:
+    """States what computing, exchanging and gathering cost."""
+
+    device: Device
+    exchange_seconds: Callable[[int], float]
+    """The time of an exchange, by the bytes that each rank hands over, its own part included."""
+
+    def node_seconds(self, node: Node) -> float:
+        if is_heavy(node):
+            return heavy_seconds(node, self.device)
+        return light_seconds(node, self.device)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Holds which nodes are shared out, and what that saves."""
+
+    steps: Mapping[Node, Shared]
+    whole_s: float
+    shared_s: float
+    refused: Mapping[Node, str]
+    """The nodes that tokens were followed to but that cannot be shared out, with the reason."""
+
+    @property
+    def gain(self) -> float:
+        """Returns by how much a step is estimated to get faster."""
+        return self.whole_s / self.shared_s if self.shared_s else 1.0
+
+    def __str__(self) -> str:
+        modes = Counter(step.mode.value for step in self.steps.values() if step.mode)
+        attentions = ", ".join(f"{count} {mode}" for mode, count in modes.items())
+        return (
+            f"{len(self.steps)} nodes, attentions: {attentions or 'none'}; estimated gain "
+            f"{self.gain:.2f}x"
+        )
+
+
+def why_not_shared(graph: Graph) -> str:
+    """Returns why nothing of a graph can be shared out; an empty string if something may be."""
+    if any(map(is_collective, graph.nodes)):
+        return "the model exchanges tokens itself"
+    if any(map(is_write_back, graph.nodes)):
+        return "the model writes to its inputs"
+    values = (node.meta.get("val") for node in graph.nodes)
+    shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
+    if any(not isinstance(size, int) for shape in shapes for size in shape):
+        return "sizes are symbolic; compile with dynamic=False"
+    if not any(is_attention(node.target) for node in graph.nodes):
+        return "no attention in it"
+    return ""
+
+
+def choose_sharing(graph: Graph, num_ranks: int, costs: ShareCosts) -> Sharing:
+    """Returns what is shared out over so many ranks, nothing where that gains nothing."""
+    candidates, refused = _candidates(graph, spread(graph, num_ranks))
+    whole_s = sum(map(costs.node_seconds, _calls(graph)))
+    if not candidates:
+        return Sharing({}, whole_s, whole_s, refused)
+    shared_s, side = _Network(graph, candidates, num_ranks, costs).shared_nodes()
+    fixed = sum(costs.node_seconds(node) for node in _calls(graph) if node not in candidates)
+    steps = {node: step for node, step in candidates.items() if node in side}
+    return Sharing(steps, whole_s, shared_s + fixed, refused)
+
+
+def _calls(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def _candidates(
+    graph: Graph, proposed: Mapping[Node, Cut]
+) -> tuple[dict[Node, Shared], dict[Node, str]]:
+    found: dict[Node, Shared] = {}
+    refused: dict[Node, str] = {}
+    for node in _calls(graph):
+        if node not in proposed:
+            continue
+        try:
+            found[node] = shared(node, proposed[node], proposed)
+        except CutUnknown as error:
+            refused[node] = str(error)
+    # Results of several stand and fall together with what makes them.
+    for node in list(found):
+        source = node.all_input_nodes[0] if node.target is operator.getitem else None
+        if source is not None and source.target not in SLICING and source not in found:
+            del found[node]
+    for node in list(found):
+        if not is_tensor(node) and any(user not in found for user in node.users):
+            refused[node] = f"{node.name} has results that are not shared out"
+            for item in (node, *node.users):
+                found.pop(item, None)
+    return found, refused
+
+
+class _Network:
+    """The network whose minimum cut parts what is shared from what is whole."""
+
+    def __init__(
+        self, graph: Graph, candidates: Mapping[Node, Shared], num_ranks: int, costs: ShareCosts
+    ) -> None:
+        self.candidates, self.num_ranks, self.costs = candidates, num_ranks, costs
+        self.edges: networkx.DiGraph[object] = networkx.DiGraph()
+        self.edges.add_nodes_from((_SHARED, _WHOLE))
+        for node, step in candidates.items():
+            self._add_node(node, step)
+        for node in graph.nodes:
+            if not (node.target in SLICING and not is_tensor(node)):  # its results read for it
+                for source in node.all_input_nodes:
+                    self._add_reader(node, _behind_split(node, source))
+
+    def shared_nodes(self) -> tuple[float, set[object]]:
+        """Returns the least time, and what is shared for that."""
+        seconds, (side, _) = networkx.minimum_cut(
+            self.edges, _SHARED, _WHOLE, flow_func=networkx.algorithms.flow.boykov_kolmogorov
+        )
+        return float(seconds), set(side)
+
+    def _add_node(self, node: Node, step: Shared) -> None:
+        seconds = self.costs.node_seconds(node)
+        exchanges_s = _exchange_seconds(step, self.num_ranks, self.costs)
+        self._add(_SHARED, node, seconds)
+        self._add(node, _WHOLE, seconds / self.num_ranks + exchanges_s)
+        if not is_tensor(node):
+            for user in node.users:  # several results stay with what makes them
+                self._add(node, user, math.inf)
+                self._add(user, node, math.inf)
+
+    def _add_reader(self, node: Node, source: Node) -> None:
+        if not is_tensor(source):
+            return
+        step, read = self.candidates.get(node), self.candidates.get(source)
+        need = step.needs.get(source) if step is not None else None
+        if read is not None:
+            gather = ("gather", source)
+            if gather not in self.edges:
+                whole_bytes = hinted_bytes(source)
+                self._add(source, gather, self.costs.exchange_seconds(whole_bytes))
+            is_alike = need is not None and read.cut.is_like(need)
+            self._add(gather, node if is_alike else _WHOLE, math.inf)
+        if need is not None:
+            copied = 2 * hinted_bytes(source) / self.num_ranks
+            copy_s = self.costs.device.memory_seconds(copied)
+            self._add(node, source if read is not None else _WHOLE, copy_s)
+
+    def _add(self, start: object, end: object, seconds: float) -> None:
+        known = self.edges.get_edge_data(start, end, {"capacity": 0.0})["capacity"]
+        self.edges.add_edge(start, end, capacity=known + seconds)
+
+
+def _behind_split(node: Node, source: Node) -> Node:
+    """Returns what a node reads, behind a split whose result it is."""
+    is_part = node.target is operator.getitem and source.target in SLICING
+    return source.all_input_nodes[0] if is_part else source
+
+
+def _exchange_seconds(step: Shared, num_ranks: int, costs: ShareCosts) -> float:
+    if step.mode is not AttentionMode.ULYSSES:
+        return 0.0
+    sizes = [hinted_bytes(source) // num_ranks for source in step.needs]
+    sizes.append(sizes[-1])  # the output is as large as the query
+    return sum(map(costs.exchange_seconds, sizes))

@@ -1,0 +1,1 @@
+"""Shares the tokens of a plain model out over ranks: spreads cuts, emits what a rank computes."""

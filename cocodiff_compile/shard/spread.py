@@ -1,0 +1,134 @@
+"""Spreads cuts over a graph, from the tokens of its attentions in both directions.
+
+The first cut that reaches a node wins. Where another one agrees with it but for its segments, both
+are refined: text and image of a joint sequence are shared out one by one. A cut only proposes; what
+two nodes disagree on costs a gather, never a value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from torch.fx import Graph, Node
+
+from cocodiff_compile.cut.cut import Cut, CutUnknown
+from cocodiff_compile.cut.rules import step_cut
+from cocodiff_compile.cut.view_rules import taken_range
+from cocodiff_compile.ir.aten import (
+    SLICING,
+    attention_operands,
+    bound,
+    is_tensor,
+    parse_fused_attention,
+    shape_of,
+)
+from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
+
+
+def spread(graph: Graph, num_ranks: int) -> dict[Node, Cut]:
+    """Returns the cut that is proposed for each node that tokens were followed to."""
+    spreading = _Spreading()
+    attentions = [node for node in graph.nodes if is_attention(node.target)]
+    for node in sorted(attentions, key=_query_size, reverse=True):
+        attention = parse_fused_attention(node)
+        if attention.query not in spreading.proposed and attention.op.layout.startswith("B"):
+            dim = attention.op.token_dim
+            tokens = int(shape_of(attention.query)[dim])
+            spreading.push(attention.query, Cut.over_ranks(dim, 1, (tokens,), num_ranks))
+            spreading.run()
+    return spreading.proposed
+
+
+def _query_size(node: Node) -> int:
+    query, key, _ = attention_operands(node)
+    return math.prod(map(int, shape_of(query))) * math.prod(map(int, shape_of(key)))
+
+
+class _Spreading:
+    def __init__(self) -> None:
+        self.proposed: dict[Node, Cut] = {}
+        self._queue: deque[Node] = deque()
+
+    def run(self) -> None:
+        while self._queue:
+            node = self._queue.popleft()
+            for other, cut in itertools.chain(self._operands(node), self._users(node)):
+                self.push(other, cut)
+
+    def push(self, node: Node, cut: Cut) -> None:
+        """Proposes a cut of a node, or refines the one that was proposed."""
+        if cut.inner < 2:
+            return
+        known = self.proposed.get(node)
+        if known is not None:
+            if (known.dim, known.outer, known.inner) != (cut.dim, cut.outer, cut.inner):
+                return
+            cut = refined(known, itertools.accumulate(cut.segments))
+            if cut == known:
+                return
+        self.proposed[node] = cut
+        self._queue.append(node)
+
+    def _operands(self, node: Node) -> Iterator[tuple[Node, Cut]]:
+        cut = self.proposed[node]
+        if is_attention(node.target):
+            attention = parse_fused_attention(node)
+            if cut.dim == attention.op.token_dim:
+                yield attention.query, cut
+            elif cut.dim == 0:
+                yield from dict.fromkeys(attention_operands(node), cut).items()
+        elif node.op == "call_function":
+            try:
+                yield from wanted_cuts(node, cut).items()
+            except CutUnknown:
+                return
+
+    def _users(self, node: Node) -> Iterator[tuple[Node, Cut]]:
+        for user in node.users:
+            if user.target in SLICING and not is_tensor(user):
+                for part in user.users:
+                    yield from self._behind(part, node)
+            elif user.op == "call_function":
+                yield from self._behind(user, node)
+
+    def _behind(self, user: Node, node: Node) -> Iterator[tuple[Node, Cut]]:
+        """Yields the cut of what reads a node; a slice also says where segments begin and end."""
+        cut = self.proposed[node]
+        slicing = slicing_of(user)
+        try:
+            if is_attention(user.target):
+                if _keeps_rows(user, node, cut):
+                    yield user, cut
+                return
+            if slicing is not None and _takes_part(slicing, user, cut):
+                begin, end = taken_range(slicing, user)
+                cut = refined(cut, (begin, end))
+                yield node, cut
+            operand = user.all_input_nodes[0] if slicing is not None else node
+            yield user, step_cut(user, {operand: cut}).cut
+        except CutUnknown:
+            return
+
+
+def _keeps_rows(attention: Node, operand: Node, cut: Cut) -> bool:
+    parsed = parse_fused_attention(attention)
+    return operand is parsed.query and cut.dim in (0, parsed.op.token_dim)
+
+
+def _takes_part(slicing: Node, node: Node, cut: Cut) -> bool:
+    """Returns whether a slice takes some rows of the dim that is cut."""
+    dim = bound(slicing)["dim"] % len(shape_of(bound(slicing)["self"]))
+    is_row = len(shape_of(node)) != len(shape_of(bound(slicing)["self"]))
+    return dim == cut.dim and not is_row and cut.outer == 1
+
+
+def refined(cut: Cut, places: Iterator[int] | tuple[int, ...]) -> Cut:
+    """Returns a cut whose segments also end at these places of a block."""
+    inner = int(cut.inner)
+    bounds = sorted({0, inner, *itertools.accumulate(cut.segments)} | {*places})
+    inside = [place for place in bounds if 0 <= place <= inner]
+    return cut.with_segments([last - first for first, last in itertools.pairwise(inside)])

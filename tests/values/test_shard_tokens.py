@@ -1,0 +1,134 @@
+"""shard-tokens on simulated ranks: plain models give on every rank what one process computes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from cocodiff_compile.decide.shared_nodes import ShareCosts, Sharing, choose_sharing, why_not_shared
+from cocodiff_compile.devices.cpu import CPU
+from cocodiff_compile.ir.aten import ALL_GATHER
+from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.lab.small_models import SMALL_MODELS
+from cocodiff_compile.passes.recognize_ulysses import recognize
+from cocodiff_compile.passes.shard_tokens import ShardTokens
+from tests.support.captured import capture_call, fake_ranks
+from tests.support.hand_written import WIDTH, Block
+from tests.support.lockstep import machine, machine_groups, run_lockstep
+from tests.support.plain_dits import PLAIN
+
+COSTS = ShareCosts(CPU.guess, lambda size_bytes: 1e-6 + size_bytes / 1e9)
+MODELS = {
+    "flux": {"Ulysses": 2},
+    "sd3": {"Ulysses": 1},
+    "wan": {"Ulysses": 1, "cross": 1},
+    "hunyuan-video": {"Ulysses": 3},
+    "qwen-image": {"Ulysses": 1},
+}
+"""How the attentions of a model with a layer of each kind are computed."""
+
+
+def _sharded(gm: GraphModule, num_ranks: int) -> tuple[GraphModule, Sharing, Recognition]:
+    sharing = choose_sharing(gm.graph, num_ranks, COSTS)
+    ours = GraphModule(gm, copy.deepcopy(gm.graph))
+    of = dict(zip(gm.graph.nodes, ours.graph.nodes, strict=True))
+    steps = {
+        of[node]: replace(step, needs={of[item]: cut for item, cut in step.needs.items()})
+        for node, step in sharing.steps.items()
+    }
+    ShardTokens(steps, "0").run(ours.graph, Recognition())
+    ours.graph.eliminate_dead_code()
+    ours.graph.lint()
+    return ours, sharing, recognize(ours.graph)
+
+
+def _largest_error(ours: GraphModule, gm: GraphModule, values: list[Any], num_ranks: int) -> float:
+    """Returns the largest error of any rank, relative to the largest value."""
+    groups = machine_groups("0", machine(num_ranks))
+    inputs = [[*values, torch.tensor([rank])] for rank in range(num_ranks)]
+    (expected,) = run_lockstep(gm.graph, [values], {})
+    errors = [
+        float((mine - theirs).abs().max() / theirs.abs().max())
+        for results in run_lockstep(ours.graph, inputs, groups)
+        for mine, theirs in zip(results, expected, strict=True)
+        if isinstance(theirs, Tensor)
+    ]
+    return max(errors)
+
+
+def _modes(sharing: Sharing) -> dict[str, int]:
+    return dict(Counter(step.mode.value for step in sharing.steps.values() if step.mode))
+
+
+@functools.cache
+def _model(name: str, heads: int, **tokens: int) -> tuple[GraphModule, list[Any]]:
+    small = SMALL_MODELS[name]
+    with fake_ranks(4):
+        model = small.build(num_layers=1, heads=heads, head_size=16)
+        return capture_call(model, **small.inputs(model, **tokens))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "flux" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
+@pytest.mark.parametrize(
+    ("heads", "image", "text", "ranks"), [(8, 64, 16, 4), (6, 45, 23, 4), (6, 64, 16, 3)]
+)
+def test_a_plain_model_becomes_ulysses(
+    name: str, heads: int, image: int, text: int, ranks: int
+) -> None:
+    gm, values = _model(name, heads, image_tokens=image, text_tokens=text)
+    with fake_ranks(ranks):
+        ours, sharing, recognition = _sharded(gm, ranks)
+    assert _modes(sharing) == MODELS[name]
+    assert len(recognition.sites) == MODELS[name]["Ulysses"]
+    assert not recognition.declined
+    assert sum(node.target is ALL_GATHER for node in ours.graph.nodes) <= 2
+    assert _largest_error(ours, gm, values, ranks) < 1e-5
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_models_of_ones_own_become_ulysses(name: str) -> None:
+    plain = PLAIN[name]
+    torch.manual_seed(0)
+    with fake_ranks(4):
+        gm, values = capture_call(plain.build().eval(), *plain.inputs())
+        ours, sharing, recognition = _sharded(gm, 4)
+    assert _modes(sharing) == plain.modes
+    assert len(recognition.sites) == plain.modes.get("Ulysses", 0)
+    assert _largest_error(ours, gm, values, 4) < 1e-5
+
+
+def test_another_rank_has_another_share() -> None:
+    """The number of the rank matters: with a wrong one the result is wrong."""
+    plain = PLAIN["class-conditional"]
+    with fake_ranks(4):
+        gm, values = capture_call(plain.build().eval(), *plain.inputs())
+        ours, _, _ = _sharded(gm, 4)
+    groups = machine_groups("0", machine(4))
+    inputs = [[*values, torch.tensor([max(0, rank - 1)])] for rank in range(4)]
+    (expected,) = run_lockstep(gm.graph, [values], {})
+    wrong = run_lockstep(ours.graph, inputs, groups)
+    assert not torch.allclose(wrong[0][0], expected[0], atol=1e-2)
+
+
+def test_a_model_that_exchanges_already_is_left_as_it_is() -> None:
+    with fake_ranks(4):
+        gm, _ = capture_call(Block().eval(), torch.randn(1, 8, WIDTH))
+    assert why_not_shared(gm.graph) == "the model exchanges tokens itself"
+
+
+def test_symbolic_sizes_are_declined() -> None:
+    plain = PLAIN["masked text"]
+    with fake_ranks(4):
+        gm, _ = capture_call(plain.build().eval(), *plain.inputs(), dynamic=True)
+    assert "sizes are symbolic" in why_not_shared(gm.graph)
