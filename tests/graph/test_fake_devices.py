@@ -171,7 +171,7 @@ def test_every_pass_does_the_same(name: str, kind: str) -> None:
 
     found = did(rewritten(name, kind))
     assert found == did(rewritten(name, "cpu"))
-    assert set(found) == set(PASS_NAMES)
+    assert set(found) == {*PASS_NAMES} - {"shard-tokens"}, "these models are parallelised"
     idle = {pass_name for pass_name, (is_changed, _) in found.items() if not is_changed}
     assert idle <= {"recognize-ulysses", "split-projections"}, "these have nothing to change"
 

@@ -76,12 +76,19 @@ def _model(name: str, heads: int, **tokens: int) -> tuple[GraphModule, list[Any]
         return capture_call(model, **small.inputs(model, **tokens))
 
 
+CASES = [(8, 64, 16, 4), (6, 45, 23, 4), (6, 64, 16, 3)]
+"""Heads, tokens of the image, tokens of the text, ranks."""
+
+
 @pytest.mark.parametrize(
-    "name",
-    [name if name == "flux" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
-)
-@pytest.mark.parametrize(
-    ("heads", "image", "text", "ranks"), [(8, 64, 16, 4), (6, 45, 23, 4), (6, 64, 16, 3)]
+    ("name", "heads", "image", "text", "ranks"),
+    [
+        pytest.param(
+            name, *case, marks=() if (name, case) == ("flux", CASES[1]) else pytest.mark.slow
+        )
+        for name in MODELS
+        for case in CASES
+    ],
 )
 def test_a_plain_model_becomes_ulysses(
     name: str, heads: int, image: int, text: int, ranks: int
