@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.slow_links import slow_links
 from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.parallel import parallelize
@@ -32,13 +33,6 @@ from cocodiff_compile.report.describe import format_table
 LAYERS = (2, 8, 24)
 BACKENDS = ("inductor", "cocodiff")
 NUM_RANKS = 2
-LINKS = {
-    "name": "slow",
-    "copy_bytes_per_s": 1e10,
-    "links": {"wire": {"bytes_per_s": 1e8, "latency_s": 1e-5}},
-    "axes": [{"name": "node", "size": NUM_RANKS, "link": "wire"}],
-}
-"""Exchanges take about as long as the computation of a guessed CPU."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +83,15 @@ def measure(backend: str, layers: int) -> Cost:
     """A cold compile of the whole model in this process."""
     small = SMALL_MODELS["flux"]
     with (
-        tempfile.NamedTemporaryFile("w", suffix=".json") as links,
+        slow_links(NUM_RANKS) as topology,
         fake_ranks(NUM_RANKS),
         torch.no_grad(),
         collect_reports() as reports,
     ):
-        json.dump(LINKS, links)
-        links.flush()
         model = small.build(num_layers=layers // 2, heads=8, head_size=32)
         inputs = small.inputs(model, image_tokens=256, text_tokens=32)
         parallelize(model)
-        options = {} if backend == "inductor" else {"topology": links.name}
+        options = {} if backend == "inductor" else {"topology": topology}
         compiled = torch.compile(model, backend=backend, fullgraph=True, options=options)
         begin = time.perf_counter()
         compiled(**inputs)

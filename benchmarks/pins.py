@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import torch
 from torch._inductor.utils import fresh_cache
 from torch.fx import Graph, GraphModule, Node
 
+from benchmarks.slow_links import slow_links
 from cocodiff_compile.compat import compile_fx_inner
 from cocodiff_compile.compiler import pin_order
 from cocodiff_compile.compiler.compile_graph import compile_graph
@@ -48,12 +48,6 @@ CHUNKS: Mapping[str, Mapping[str, int]] = {
 }
 STEPS = 30
 NUM_RANKS = 2
-LINKS = {
-    "name": "slow",
-    "copy_bytes_per_s": 1e10,
-    "links": {"wire": {"bytes_per_s": 1e8, "latency_s": 1e-5}},
-    "axes": [{"name": "node", "size": NUM_RANKS, "link": "wire"}],
-}
 Pins = Callable[[Graph], Iterator[tuple[Node, Sequence[Node]]]]
 
 
@@ -120,7 +114,7 @@ def measure(name: str, dtype: str, chunks: str) -> list[tuple[Any, ...]]:
             begin = time.perf_counter()
             compiled.call()
             times[way].append(time.perf_counter() - begin)
-    least = {way: statistics.median(seconds) for way, seconds in times.items()}
+    median = {way: statistics.median(seconds) for way, seconds in times.items()}
     return [
         (
             name,
@@ -129,8 +123,8 @@ def measure(name: str, dtype: str, chunks: str) -> list[tuple[Any, ...]]:
             way,
             compiled.kernels,
             {True: "yes", False: "no", None: "not shown"}[compiled.keeps_order],
-            f"{least[way] * 1e3:.2f}",
-            f"{least[way] / least['none']:.3f}",
+            f"{median[way] * 1e3:.2f}",
+            f"{median[way] / median['none']:.3f}",
         )
         for way, compiled in made.items()
     ]
@@ -149,10 +143,8 @@ def compile_with(pins: Pins, name: str, dtype: torch.dtype, chunks: Mapping[str,
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as links, fresh_cache():
-        json.dump(LINKS, links)
-        links.flush()
-        config = CompileConfig.from_options({"topology": links.name, **chunks})
+    with slow_links(NUM_RANKS) as topology, fresh_cache():
+        config = CompileConfig.from_options({"topology": topology, **chunks})
         model = small.build(num_layers=2, heads=8, head_size=32).to(dtype)
         inputs = small.inputs(model, image_tokens=512, text_tokens=64)
         parallelize(model)

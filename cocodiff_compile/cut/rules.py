@@ -33,7 +33,6 @@ from cocodiff_compile.ir.aten import (
     SOFTMAX,
     FusedAttention,
     aten,
-    attention_operands,
     bound,
     is_tensor,
     matmul_operands,
@@ -142,12 +141,8 @@ def _aligned(node: Node, cuts: Cuts) -> Step:
 
 def _attended(node: Node, cuts: Cuts) -> Step:
     """Heads do not see each other; a query sees all keys and values, and no other query."""
-    attention = parse_fused_attention(node)
+    attention = parse_repeatable(node)
     op = attention.op
-    if attention.has_dropout:
-        raise CutUnknown(f"{node.name} draws random numbers")
-    if any(user.target is operator.getitem and user.args[1] != op.output for user in node.users):
-        raise CutUnknown(f"{node.name} has other results than its output")
     cut = cuts.get(attention.query)
     if cut is None or cut.dim != op.token_dim:
         if not op.has_independent_heads:
@@ -155,8 +150,7 @@ def _attended(node: Node, cuts: Cuts) -> Step:
         return _batched(node, cuts, op.head_dim, partial(_dim_of_heads, node, attention))
     if not op.has_independent_queries:
         raise CutUnknown(f"{node.name} may look at the places of its rows")
-    if {*tensor_inputs(node)} - {*attention_operands(node), attention.mask}:
-        raise CutUnknown(f"{node.name} reads more than query, key, value and mask")
+    refuse_other_operands(node, attention)
     if attention.query in (attention.key, attention.value, attention.mask):
         raise CutUnknown(f"{node.name} reads its query as a whole too")
     if attention.placed_by:
@@ -166,6 +160,26 @@ def _attended(node: Node, cuts: Cuts) -> Step:
     if not all(same(size, 1) for size in mask_rows):
         raise CutUnknown(f"{node.name} has a mask with a row per query")
     return Step(cut, (attention.query,))
+
+
+def parse_repeatable(node: Node) -> FusedAttention:
+    """Returns the arguments of an attention. Raises CutUnknown if it draws random numbers, or if
+    other results than its output are read.
+    """
+    attention = parse_fused_attention(node)
+    if attention.has_dropout:
+        raise CutUnknown(f"{node.name} draws random numbers")
+    output = attention.op.output
+    if any(user.target is operator.getitem and user.args[1] != output for user in node.users):
+        raise CutUnknown(f"{node.name} has other results than its output")
+    return attention
+
+
+def refuse_other_operands(node: Node, attention: FusedAttention) -> None:
+    """Raises CutUnknown if an attention reads more tensors than those every attention has."""
+    roles = {attention.query, attention.key, attention.value, attention.mask}
+    if {*tensor_inputs(node)} - roles:
+        raise CutUnknown(f"{node.name} reads more than query, key, value and mask")
 
 
 def _dim_of_heads(node: Node, attention: FusedAttention, operand: Node) -> int:
@@ -325,7 +339,7 @@ def _refuse_other_order(node: Node, cut_dim: int, dims: Collection[int]) -> None
     """A sum whose terms lie further apart in memory than what is cut runs over columns, and kernels
     sum as many columns at a time as there are: fewer of them may give other bits.
     """
-    if node.target in _ORDERLESS:
+    if node.target in ORDERLESS:
         return
     value = value_of(bound(node)["self"])
     strides = [optimization_hint(stride) for stride in value.stride()]
@@ -355,19 +369,19 @@ def _indexed(node: Node, cuts: Cuts) -> Step:
     return Step(cuts[whole], (whole,))
 
 
-_ORDERLESS = frozenset({aten.amax.default, aten.amin.default})
+ORDERLESS = frozenset({aten.amax.default, aten.amin.default})
 SUMMING = frozenset(
     {aten.sum.dim_IntList, aten.mean.dim, aten.var_mean.correction, aten.var.correction}
 )
-_COMPLEX = frozenset({aten.view_as_complex.default, aten.view_as_real.default, aten._conj.default})
+COMPLEX = frozenset({aten.view_as_complex.default, aten.view_as_real.default, aten._conj.default})
 
 CUT_RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(COPY, _one_operand(view_rules.copied)),
     **dict.fromkeys(RESHAPE, _one_operand(view_rules.reshaped)),
     **dict.fromkeys(PERMUTE, _one_operand(view_rules.permuted)),
     **dict.fromkeys({*SLICING, operator.getitem}, _one_operand(view_rules.sliced)),
-    **dict.fromkeys(_COMPLEX, _one_operand(view_rules.unchanged)),
-    **dict.fromkeys(_ORDERLESS | SUMMING, _one_operand(_reduced)),
+    **dict.fromkeys(COMPLEX, _one_operand(view_rules.unchanged)),
+    **dict.fromkeys(ORDERLESS | SUMMING, _one_operand(_reduced)),
     **dict.fromkeys(SOFTMAX, _one_operand(_normalised)),
     **dict.fromkeys(CONCATENATION, _concatenated),
     **dict.fromkeys(

@@ -6,7 +6,6 @@ attentions here. What was proposed elsewhere in a graph cannot make it wrong.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,8 +13,13 @@ from enum import Enum
 from torch.fx import Node
 
 from cocodiff_compile.cut.cut import Cut, CutUnknown
-from cocodiff_compile.cut.rules import cut_of_operand, step_cut
-from cocodiff_compile.ir.aten import FusedAttention, aten, parse_fused_attention, shape_of
+from cocodiff_compile.cut.rules import (
+    cut_of_operand,
+    parse_repeatable,
+    refuse_other_operands,
+    step_cut,
+)
+from cocodiff_compile.ir.aten import FusedAttention, aten, shape_of
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.layout import same
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
@@ -67,14 +71,9 @@ def shared(node: Node, cut: Cut, proposed: Mapping[Node, Cut]) -> Shared:
 
 
 def _attended(node: Node, cut: Cut, proposed: Mapping[Node, Cut]) -> Shared:
-    attention = parse_fused_attention(node)
+    attention = parse_repeatable(node)
     op = attention.op
-    if attention.has_dropout:
-        raise CutUnknown(f"{node.name} draws random numbers")
-    if any(user.target is operator.getitem and user.args[1] != op.output for user in node.users):
-        raise CutUnknown(f"{node.name} has other results than its output")
-    if attention.per_head or attention.shared:
-        raise CutUnknown(f"{node.name} reads more than query, key, value and mask")
+    refuse_other_operands(node, attention)
     if cut.dim == 0 and op.layout.startswith("B"):
         roles = (attention.query, attention.key, attention.value)
         if not all(same(shape_of(item)[0], shape_of(attention.query)[0]) for item in roles):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from torch.fx import Node
 
 from cocodiff_compile.cut.cut import Cut, CutUnknown
-from cocodiff_compile.cut.rules import CUT_RULES, SUMMING, tensor_inputs
+from cocodiff_compile.cut.rules import COMPLEX, CUT_RULES, ORDERLESS, SUMMING, tensor_inputs
 from cocodiff_compile.cut.view_rules import reshaped_cut, taken_range
 from cocodiff_compile.ir.aten import (
     BATCHED_MATMUL,
@@ -168,14 +168,12 @@ def _of_index(node: Node, cut: Cut) -> Wanted:
     return {bound(node)["self"]: cut}
 
 
-_COMPLEX = (aten.view_as_complex.default, aten.view_as_real.default, aten._conj.default)
-_REDUCTIONS = SUMMING | {aten.amax.default, aten.amin.default}
 WANTED: Mapping[Any, Callable[[Node, Cut], Wanted]] = {
     **dict.fromkeys((*COPY, *SOFTMAX, aten.constant_pad_nd.default), _same_dim),
-    **dict.fromkeys(_COMPLEX, _of_complex),
+    **dict.fromkeys(COMPLEX, _of_complex),
     **dict.fromkeys(RESHAPE, _of_reshape),
     **dict.fromkeys(PERMUTE, _of_permute),
-    **dict.fromkeys(_REDUCTIONS, _of_reduction),
+    **dict.fromkeys(ORDERLESS | SUMMING, _of_reduction),
     **dict.fromkeys(CONCATENATION, _of_concatenation),
     **dict.fromkeys(
         (*POINTWISE, aten.copy.default, aten.expand.default, aten.slice_scatter.default),

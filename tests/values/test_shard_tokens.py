@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.decide.shared_nodes import ShareCosts, Sharing, choose_sharing, why_not_shared
 from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.ir.aten import ALL_GATHER
@@ -20,6 +21,7 @@ from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.shard_tokens import ShardTokens
+from cocodiff_compile.shard.shares import AttentionMode, shared
 from tests.support.captured import capture_call, fake_ranks
 from tests.support.hand_written import WIDTH, Block
 from tests.support.lockstep import machine, machine_groups, run_lockstep
@@ -139,3 +141,21 @@ def test_symbolic_sizes_are_declined() -> None:
     with fake_ranks(4):
         gm, _ = capture_call(plain.build().eval(), *plain.inputs(), dynamic=True)
     assert "sizes are symbolic" in why_not_shared(gm.graph)
+
+
+def test_an_attention_that_reads_more_than_its_roles_is_not_shared_out() -> None:
+    """Nobody says whether an operand that no entry names holds all heads or some of them."""
+    graph = torch.fx.Graph()
+    query, key, value, other = (graph.placeholder(name) for name in ("q", "k", "v", "other"))
+    for node in (query, key, value, other):
+        node.meta["val"] = torch.empty(1, 8, 16, 4)
+    target = torch.ops.aten._scaled_dot_product_attention_math.default
+    plain = graph.call_function(target, (query, key, value))
+    wider = graph.call_function(target, (query, key, value), {"dropout_mask": other})
+    for node in (plain, wider):
+        node.meta["val"] = (torch.empty(1, 8, 16, 4), torch.empty(1, 8, 16, 16))
+    cut = Cut.over_ranks(2, 1, (16,), 4)
+    keys = {key: cut, value: cut}
+    assert shared(plain, cut, keys).mode is AttentionMode.ULYSSES
+    with pytest.raises(CutUnknown, match="reads more than query, key, value and mask"):
+        shared(wider, cut, keys)
