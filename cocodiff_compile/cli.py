@@ -14,6 +14,7 @@ from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.given_values import shown
 from cocodiff_compile.lab.bench.command import add_bench
 from cocodiff_compile.lab.command import add_lab
+from cocodiff_compile.lab.coverage.command import add_coverage
 from cocodiff_compile.lab.doctor.command import add_doctor
 from cocodiff_compile.lab.quality.command import add_quality
 from cocodiff_compile.lab.show_topology import find_topology, format_topology
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_bench(commands)
     add_quality(commands)
+    add_coverage(commands)
     add_lab(commands)
     return parser
 

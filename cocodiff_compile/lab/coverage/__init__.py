@@ -1,0 +1,1 @@
+"""Tries shard-tokens on every transformer class of diffusers: small, on simulated ranks."""
