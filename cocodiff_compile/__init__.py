@@ -1,9 +1,8 @@
 """A torch.compile backend for Ulysses-parallel diffusion transformers.
 
-torch.compile(model, backend="cocodiff", options={...})
+torch.compile(model, backend="cocodiff", options={"shard": "tokens"})
 cocodiff_compile.explain(model, *args)            what the backend finds and does
 cocodiff_compile.denoising(pipe)                  tells selective exchange the step
-cocodiff_compile.parallel.parallelize(model)      Ulysses for a diffusers transformer
 cocodiff_compile.init_distributed()               joins the ranks of torchrun, mpiexec or srun
 cocodiff_compile.register_attention(op, ...)      makes an op of yours known as an attention
 cocodiff_compile.save_decisions(reports, path)    keeps what was decided for the next start
@@ -59,8 +58,6 @@ longer to import than torch itself.
 
 
 def __getattr__(name: str) -> Any:
-    if name == "parallel":
-        return importlib.import_module("cocodiff_compile.parallel")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -67,6 +67,7 @@ __all__ = [
     "groups_by_name",
     "inductor_folder",
     "inductor_settings",
+    "is_capturing",
     "is_contiguous_or_false",
     "list_mode_options",
     "make_boxed_func",
@@ -166,6 +167,11 @@ def group_ranks(group_name: str) -> tuple[int, ...] | None:
     except RuntimeError:
         return None
     return tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def is_capturing() -> bool:
+    """Returns whether Dynamo or AOTAutograd is tracing a graph right now."""
+    return TracingContext.try_get() is not None
 
 
 def find_group(group_name: str) -> Any:

@@ -45,9 +45,16 @@ class ShardOptions:
 
     group: str = ""
     """The name of the process group; empty for all ranks."""
+    degree: int | None = None
+    """How many ranks share the tokens of one call, neighbours in the group; None for all of them.
+    """
     min_gain: float = 1.05
     """The least factor by which a step must be estimated to get faster, exchanges included; 0
     shares out all that can be, whatever exchanges cost.
+    """
+    compare: str = "first"
+    """Which calls compare the inputs and weights of all ranks, which must be the same: the "first"
+    one, or "all".
     """
 
     @classmethod
@@ -59,10 +66,16 @@ class ShardOptions:
             group = group.get_group()
         if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
             raise _refuse("shard['group']", group, "a process group, or a mesh of one dim")
+        degree = given.get("degree")
+        if degree is not None and (whole_number(degree) is None or degree < 1):
+            raise _refuse("shard['degree']", degree, "None, or a whole number from 1")
         least = number(gain)
         if least is None or least < 0:
             raise _refuse("shard['min_gain']", gain, "a number from 0")
-        return cls("" if group is None else str(group.group_name), least)
+        compare = given.get("compare", cls.compare)
+        if compare not in ("first", "all"):
+            raise _refuse("shard['compare']", compare, "'first', 'all'")
+        return cls("" if group is None else str(group.group_name), degree, least, compare)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ Rewrites  the nodes it is told: each rank computes its share of their tokens. An
           keys are shared out too gets an all-to-all for query, key, value and output; one whose
           keys are whole reads its share of the queries. What is read as a whole is gathered. The
           number of the rank becomes the last input of the graph.
-Keeps     inputs and outputs, which are whole on every rank; values but for the order of sums.
+Keeps     inputs and outputs, which are whole on every rank; values but for the order of sums. With
+          `keeps_shares`, outputs that are shared out stay so, and `KEPT_SHARES` of the output node
+          says how: another compiled block may read them as they are.
 Declines  nothing: `shard/shares.py` says what can be shared out, `decide/shared_nodes.py` what
           is worth it.
 
@@ -23,13 +25,15 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from cocodiff_compile.ir.aten import SLICING, is_tensor, value_of
+from cocodiff_compile.ir.aten import SLICING, emit_contiguous, is_tensor, value_of
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.shard.emit_shares import EmitShares
 from cocodiff_compile.shard.shares import Shared
 
 RANK_INPUT = "rank_in_group"
+KEPT_SHARES = "kept_shares"
+"""Key of the output node's meta: the cut of each output that is a share, by its place."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class ShardTokens:
 
     steps: Mapping[Node, Shared]
     group: str
+    keeps_shares: bool = False
     name: str = "shard-tokens"
 
     def run(self, graph: Graph, recognition: Recognition) -> PassResult:  # noqa: ARG002
@@ -48,6 +53,8 @@ class ShardTokens:
             if node in self.steps:
                 with graph.inserting_before(node):
                     emitter.emit(node)
+            elif node.op == "output" and self.keeps_shares:
+                _keep_shares(node, emitter)
             elif not self._is_left_out(node):
                 with graph.inserting_before(node):
                     _read_wholes(node, emitter)
@@ -70,6 +77,23 @@ def _add_rank_input(graph: Graph) -> Node:
     with value_of(like).fake_mode:  # type: ignore[attr-defined]
         rank.meta["val"] = torch.zeros(1, dtype=torch.int64, device=value_of(like).device)
     return rank
+
+
+def _keep_shares(output: Node, emitter: EmitShares) -> None:
+    results = output.args[0]
+    assert isinstance(results, (list, tuple))
+    shared = {
+        place: node
+        for place, node in enumerate(results)
+        if isinstance(node, Node) and node in emitter.steps
+    }
+    output.meta[KEPT_SHARES] = {place: emitter.steps[node].cut for place, node in shared.items()}
+    with output.graph.inserting_before(output):
+        kept = {
+            place: emit_contiguous(output.graph, emitter.shares[node])
+            for place, node in shared.items()
+        }
+    output.args = ([kept.get(place, node) for place, node in enumerate(results)],)
 
 
 def _read_wholes(node: Node, emitter: EmitShares) -> None:

@@ -28,9 +28,11 @@ from cocodiff_compile.compiler.find_machines import find_machines
 from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
 from cocodiff_compile.compiler.graph_rounds import graph_rounds
 from cocodiff_compile.compiler.live_device import find_device
+from cocodiff_compile.compiler.per_shape import PerShape, has_symbolic_sizes
 from cocodiff_compile.compiler.selective_graph import select_pass, selective_call
-from cocodiff_compile.compiler.shard_graph import rank_input, shard_deciding
+from cocodiff_compile.compiler.shard_graph import join_wholes, shard_deciding, sharded_graph
 from cocodiff_compile.compiler.stages import CUT, RECOGNIZE, SELECT, SHARD, Deciding, stages
+from cocodiff_compile.compiler.written_shares import refuse_written_shares
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.decide.coded_attentions import choose_uncoded
@@ -77,8 +79,21 @@ def compile_graph(
     device: Device | None = None,
 ) -> Any:
     """Captures `gm` down to ATen, runs the pipeline, and lets `generate` make it callable."""
+    refuse_written_shares(gm, example_inputs)
     settings = _mode_settings(mode)
     compilation = Compilation(config, generate, dry_run, device, settings or {})
+    compiling = functools.partial(_compile_captured, compilation=compilation, settings=settings)
+    if config.shard is not None and has_symbolic_sizes(gm):
+        return PerShape(gm, compiling)
+    return compiling(gm, example_inputs)
+
+
+def _compile_captured(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    compilation: Compilation,
+    settings: dict[str, Any] | None,
+) -> Any:
     inner = functools.partial(_compile_inner, compilation=compilation)
     with without_autograd_cache():
         return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=settings)
@@ -112,14 +127,16 @@ def _compile_inner(
     compilation = replace(compilation, inductor_options=inductor_options)
     config, dry_run = compilation.config, compilation.dry_run
     dumps = Dumps.of(config)
-    sharding = shard_deciding(gm.graph, config)
-    first = (*stages(SHARD, sharding), *stages(RECOGNIZE, sharding))
+    taken = join_wholes(gm.graph)
+    deciding = shard_deciding(gm.graph, config, dry_run, compilation.device)
+    first = (*stages(SHARD, deciding), *stages(RECOGNIZE, deciding))
     report = Pipeline(first, dumps.observers).run(gm)
-    rank = rank_input(gm.graph, len(example_inputs), config)
-    if rank is not None:
-        inputs = [*example_inputs, rank.value]
+    sharded = sharded_graph(gm.graph, len(example_inputs), taken, deciding)
+    if sharded is not None:
+        inputs = [*example_inputs, sharded.rank]
         compiled = _compile_recognized(gm, inputs, compilation, report, dumps)
-        return compiled if dry_run else rank.appended(compiled)
+        compare = "" if dry_run or config.shard is None else config.shard.compare
+        return sharded.callable_as_before(compiled, compare)
     return _compile_recognized(gm, example_inputs, compilation, report, dumps)
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch import distributed as dist
 from torch.fx import GraphModule
 
 from cocodiff_compile.compat import FakeTensorMode, ShapeEnv, make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.decide.shard_report import ShardReport
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.records import Declined, UlyssesSite
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.report.describe import format_graph
 from cocodiff_compile.report.draw_schedule import draw_schedule
@@ -35,6 +39,12 @@ class Explanation:
     @property
     def declined(self) -> tuple[Declined, ...]:
         return tuple(item for graph in self.graphs for item in graph.report.declined)
+
+    @property
+    def sharing(self) -> tuple[ShardReport, ...]:
+        """Returns what was decided about sharing tokens out, for each graph where it was asked."""
+        found = (graph.report.sharing for graph in self.graphs)
+        return tuple(report for report in found if report is not None)
 
     def to_json(self) -> str:
         """Returns the summaries of all graphs as one JSON text."""
@@ -75,18 +85,28 @@ def explain(
     No code is generated and nothing is computed: behind a graph break the next piece, and Python
     code that reads values, see zeros of the right shapes. Gradients are off during the call. What
     torch.compile has compiled of this model, and may still compile, is not touched.
+
+    Without a process group, `shard["degree"]` says over how many ranks tokens would be shared out.
     """
     config = CompileConfig.from_options(options)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         return compile_graph(gm, example_inputs, config, _stand_in, dry_run=True)
 
-    with collect_reports() as reports, torch.no_grad():
+    with _asked_ranks(config), collect_reports() as reports, torch.no_grad():
         compiled = torch.compile(  # type: ignore[call-overload]
             model, backend=backend, isolate_recompiles=True
         )
         compiled(*args, **kwargs)
     return Explanation(tuple(reports))
+
+
+def _asked_ranks(config: CompileConfig) -> AbstractContextManager[None]:
+    """Returns a context with the ranks that the options ask for, if no process group has any."""
+    degree = config.shard.degree if config.shard is not None else None
+    if degree is None or not dist.is_available() or dist.is_initialized():
+        return nullcontext()
+    return fake_ranks(degree)
 
 
 def _stand_in(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:

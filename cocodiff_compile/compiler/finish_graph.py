@@ -126,16 +126,19 @@ def _say_what_was_found(found: GraphReport) -> None:
     elif "recognize-ulysses" in found.config.disable:
         say_once(log, logging.WARNING, "recognize-ulysses is disabled: Inductor compiles unchanged")
     elif not report.recognition.sites:
-        say_once(log, logging.WARNING, _no_site_message())
+        say_once(log, logging.WARNING, _no_site_message(found))
 
 
-def _no_site_message() -> str:
+def _no_site_message(found: GraphReport) -> str:
     message = "a graph holds no Ulysses attention, Inductor compiles it unchanged"
     if not torch.distributed.is_initialized():
         return (
             f"{message}: no process group is initialised, call torch.distributed.init_process_group"
         )
+    if found.config.shard is not None:
+        notes = [note for item in found.summary["passes"] for note in item["notes"]]
+        return "; ".join([message, *notes])
     return (
-        f"{message}; if no graph of the model holds one, turn Ulysses on before compiling, for "
-        "example with cocodiff_compile.parallel.parallelize(model)"
+        f"{message}; if no graph of the model holds one, options={{'shard': 'tokens'}} makes it of "
+        "a plain model"
     )

@@ -6,55 +6,91 @@ the same without a message, before the ranks have agreed on anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.fx import Graph
+from torch import nn
+from torch.fx import Graph, Node
 
-from cocodiff_compile.compat import find_group, group_ranks
-from cocodiff_compile.compiler.stages import Deciding
+from cocodiff_compile.compat import find_group, group_ranks, outside_the_compiler
+from cocodiff_compile.compiler.enclosing_module import (
+    begun_calls,
+    enclosing_module,
+    is_gathered_behind,
+    is_inside_a_model,
+)
+from cocodiff_compile.compiler.stages import Deciding, Sharding
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
+from cocodiff_compile.cut.cut import Cut
 from cocodiff_compile.decide.shared_nodes import ShareCosts
 from cocodiff_compile.devices.choose import device_kind
+from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.ir.aten import is_tensor, value_of
-from cocodiff_compile.passes.shard_tokens import RANK_INPUT
-from cocodiff_compile.ranks.agreement.all_ranks import gathered
+from cocodiff_compile.ir.aten import bound, is_tensor, value_of
+from cocodiff_compile.passes.shard_tokens import KEPT_SHARES, RANK_INPUT
+from cocodiff_compile.ranks.agreement.same_inputs import refuse_other_inputs
+from cocodiff_compile.ranks.agreement.watch import watched
+from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.ranks.detect import RankLocation, detect
+from cocodiff_compile.ranks.groups import group_of
+from cocodiff_compile.shard.token_share import WHOLE, TokenShare
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.machine import sketch_machine
 from cocodiff_compile.topology.presets import PRESETS
 
-_DIGESTED_BYTES = 1 << 22
-"""How much of a tensor is summed at once."""
 
-
-def shard_deciding(graph: Graph, config: CompileConfig) -> Deciding:
-    """Returns what the stages up to recognition decide by."""
-    group = _group_name(config)
-    ranks = group_ranks(group) if group else None
-    if ranks is None or len(ranks) < 2:
+def shard_deciding(
+    graph: Graph, config: CompileConfig, dry_run: bool, given: Device | None = None
+) -> Deciding:
+    """Returns what the stages up to recognition decide by; `given` stands in for the device."""
+    group, ranks = _group(config, dry_run)
+    if len(ranks) < 2:
         return Deciding(config)
     device = next(value_of(node).device for node in graph.nodes if is_tensor(node))
     machine = sketch_machine(_topology(config, len(ranks)))
-    costs = Costs(device_kind(device.type).guess, {group: machine}, config.tapa_mode)
-    is_free = config.shard is not None and config.shard.min_gain == 0
-    own = ShareCosts(
-        costs.device, lambda size: 0.0 if is_free else costs.planned(group, size).seconds
+    costs = Costs(given or device_kind(device.type).guess, {group: machine}, config.tapa_mode)
+    estimated = ShareCosts(
+        costs.device, functools.cache(lambda size: costs.planned(group, size).seconds)
     )
-    return Deciding(config, shard_group=(group, len(ranks), own))
+    is_free = config.shard is not None and config.shard.min_gain == 0
+    own = ShareCosts(costs.device, lambda _size: 0.0) if is_free else estimated
+    is_alone = dry_run and ranks_are_real()  # nobody would gather with this rank
+    keeps_shares = enclosing_module() is not None and not is_alone
+    return Deciding(config, sharding=Sharding(group, len(ranks), own, estimated, keeps_shares))
 
 
-def _group_name(config: CompileConfig) -> str:
+def _group(config: CompileConfig, dry_run: bool) -> tuple[str, Sequence[int]]:
+    """Returns the name and the ranks of the group that tokens are shared out over."""
     if config.shard is None or not dist.is_initialized():
-        return ""
+        return "", ()
     world = dist.group.WORLD
     assert world is not None
-    return config.shard.group or str(world.group_name)
+    name = config.shard.group or str(world.group_name)
+    ranks = group_ranks(name) or ()
+    degree = config.shard.degree or len(ranks)
+    if degree == len(ranks) or not ranks:
+        return name, ranks
+    if len(ranks) % degree:
+        raise UserError(
+            f"option shard['degree'] of backend 'cocodiff' is {degree}; allowed: a number that "
+            f"divides the {len(ranks)} ranks of the group"
+        )
+    begin = ranks.index(dist.get_rank()) // degree * degree
+    members = tuple(ranks[begin : begin + degree])
+    if degree == 1:
+        return name, members
+    if dry_run and ranks_are_real():
+        raise UserError(
+            "option shard['degree']: a dry run cannot make the groups of the ranks that share; "
+            "give their process group as shard['group']"
+        )
+    with outside_the_compiler(), watched(members):
+        return str(group_of(members).group_name), members
 
 
 def _topology(config: CompileConfig, num_ranks: int) -> Topology:
@@ -66,77 +102,100 @@ def _topology(config: CompileConfig, num_ranks: int) -> Topology:
 
 
 @dataclass(frozen=True)
-class RankInput:
-    """The last input of a graph whose tokens are shared out."""
+class ShardedGraph:
+    """Describes what shard-tokens added to a graph."""
 
-    value: Any
-    """The fake tensor that the graph is compiled with."""
+    rank: Any
+    """The last input, as a fake tensor that the graph is compiled with."""
     group: str
+    kept: Mapping[int, Cut]
+    """The outputs that are shares, each with its cut."""
+    taken: frozenset[int]
+    """The inputs that are shares."""
 
-    def appended(self, compiled: Callable[[list[Any]], Any]) -> SharedCall:
+    def callable_as_before(self, compiled: Callable[[list[Any]], Any], compare: str) -> SharedCall:
         """Returns a callable that takes the inputs of the model, without the rank."""
-        return SharedCall(compiled, self.group, self.value.device)
+        return SharedCall(compiled, self, compare)
 
 
-def rank_input(graph: Graph, num_inputs: int, config: CompileConfig) -> RankInput | None:
-    """Returns the input that shard-tokens added, None if it left the graph as it was."""
-    added = list(graph.find_nodes(op="placeholder"))[num_inputs:]
-    if not any(str(node.target) == RANK_INPUT for node in added):
+def sharded_graph(
+    graph: Graph, num_inputs: int, taken: frozenset[int], deciding: Deciding
+) -> ShardedGraph | None:
+    """Returns what shard-tokens added, None if it left the graph as it was."""
+    inputs = list(graph.find_nodes(op="placeholder"))
+    if len(inputs) == num_inputs or str(inputs[-1].target) != RANK_INPUT:
         return None
-    return RankInput(added[0].meta["val"], _group_name(config))
+    assert deciding.sharding is not None
+    kept = graph.output_node().meta.get(KEPT_SHARES, {})
+    return ShardedGraph(inputs[-1].meta["val"], deciding.sharding.group, kept, taken)
 
 
 @dataclass(eq=False)
 class SharedCall:
     """Calls a compiled graph with the rank behind the inputs of the model. The first call compares
-    the inputs of all ranks, weights included: every rank must be called with the same.
+    the inputs of all ranks: every rank must be called with the same. Where a model calls one graph
+    for several blocks, all weights of its first call are compared.
     """
 
     run: Callable[[list[Any]], Any]
-    group: str
-    device: torch.device
+    sharded: ShardedGraph
+    compare: str
+    """Which calls compare, as in `ShardOptions`; empty for a dry run, which asks no other rank."""
     _boxed_call: bool = True
     _rank: torch.Tensor | None = field(default=None, repr=False)
+    _first_call: int | None = field(default=None, repr=False)
+    """The number of the model's call in which this was called first; -1 outside of a model."""
 
     def __call__(self, args: list[Any]) -> Any:
+        if self.compare:
+            self._compare(args)
+        args.append(self._rank_tensor())
+        results = self.run(args)
+        return self._with_shares(list(results)) if self.sharded.kept else results
+
+    def _rank_tensor(self) -> torch.Tensor:
         if self._rank is None:
-            group = find_group(self.group)
-            if dist.get_backend(group) != "fake":
-                _refuse_other_inputs(args, group)
-            self._rank = torch.tensor([dist.get_rank(group)], device=self.device)
-        args.append(self._rank)
-        return self.run(args)
+            own = dist.get_rank(find_group(self.sharded.group))
+            self._rank = torch.tensor([own], device=self.sharded.rank.device)
+        return self._rank
+
+    def _compare(self, args: Sequence[Any]) -> None:
+        places = self._places_to_compare(args)
+        group = find_group(self.sharded.group)
+        if places and dist.get_backend(group) != "fake":
+            refuse_other_inputs({place: args[place] for place in places}, group)
+
+    def _places_to_compare(self, args: Sequence[Any]) -> list[int]:
+        """Returns the places of the inputs to compare, by what all ranks know alike: never by
+        addresses.
+        """
+        whole = [place for place in range(len(args)) if place not in self.sharded.taken]
+        if self._first_call is None:
+            self._first_call = begun_calls() if is_inside_a_model() else -1
+            return whole
+        if self.compare == "all":
+            return whole
+        is_first_call = self._first_call == begun_calls()
+        return [n for n in whole if is_first_call and isinstance(args[n], nn.Parameter)]
+
+    def _with_shares(self, results: list[Any]) -> list[Any]:
+        stays = is_inside_a_model() and is_gathered_behind()
+        for place, cut in self.sharded.kept.items():
+            rows = results[place]
+            rows = rows.reshape(-1).view(rows.shape)  # strides that no block tells apart
+            share = TokenShare(rows, cut, self.sharded.group)
+            results[place] = share if stays else share.whole()
+        return results
 
 
-def _refuse_other_inputs(args: list[Any], group: Any) -> None:
-    """Raises UserError on every rank if a rank is called with other values than the first one."""
-    own = [_digest(value) for value in args]
-    everyone = gathered(own, group)
-    for rank, theirs in enumerate(everyone):
-        for number, (first, value) in enumerate(zip(everyone[0], theirs, strict=False)):
-            if first != value:
-                ranks = dist.get_process_group_ranks(group)
-                raise UserError(
-                    f"option 'shard': rank {ranks[rank]} was called with another value than rank "
-                    f"{ranks[0]} in input {number} of {len(own)} ({_described(args[number])}); "
-                    "every rank must have the same weights and be called with the same inputs: "
-                    "seed random numbers alike"
-                )
-
-
-def _digest(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, torch.Tensor):
-        return (value,)
-    memory = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    sums = []
-    for begin in range(0, len(memory), _DIGESTED_BYTES):
-        part = memory[begin : begin + _DIGESTED_BYTES]
-        places = torch.arange(1, len(part) + 1, device=part.device)
-        sums.append(int((part.to(torch.int64) * places).sum()))
-    return (str(value.dtype), tuple(value.shape), *sums)
-
-
-def _described(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+def join_wholes(graph: Graph) -> frozenset[int]:
+    """Makes the whole of a share once; returns the places of the inputs that are shares."""
+    first: dict[Node, Node] = {}
+    for node in graph.find_nodes(op="call_function", target=WHOLE):
+        share = bound(node)["share"]
+        if share in first:
+            node.replace_all_uses_with(first[share])
+            graph.erase_node(node)
+        first.setdefault(share, node)
+    inputs = graph.find_nodes(op="placeholder")
+    return frozenset(place for place, node in enumerate(inputs) if node in first)

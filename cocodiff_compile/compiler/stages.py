@@ -29,6 +29,7 @@ from cocodiff_compile.decide.head_chunk_count import choose_head_chunks
 from cocodiff_compile.decide.limits import Limits
 from cocodiff_compile.decide.order import choose_order
 from cocodiff_compile.decide.phases import choose_phases
+from cocodiff_compile.decide.report_sharing import report_sharing
 from cocodiff_compile.decide.shared_nodes import ShareCosts, choose_sharing, why_not_shared
 from cocodiff_compile.decide.token_chunk_count import (
     Differ,
@@ -51,6 +52,20 @@ from cocodiff_compile.topology.machine import Machine
 
 
 @dataclass(frozen=True)
+class Sharding:
+    """Says with whom tokens are shared out, and what that costs."""
+
+    group: str
+    num_ranks: int
+    costs: ShareCosts
+    """What is decided by: exchanges cost nothing where all that can be is to be shared out."""
+    estimated: ShareCosts
+    """What is reported, exchanges included."""
+    keeps_shares: bool
+    """Whether outputs stay shares, for another block that is compiled alike."""
+
+
+@dataclass(frozen=True)
 class Deciding:
     """Holds everything that the stages of one graph decide by."""
 
@@ -67,8 +82,7 @@ class Deciding:
     keeps_whole: bool = False
     """Attentions stay in one piece: which tokens are skipped is decided for all of them at once."""
     limits: Limits = field(default_factory=Limits)
-    shard_group: tuple[str, int, ShareCosts] | None = None
-    """The name and size of the group that tokens are shared out over, and what that costs."""
+    sharding: Sharding | None = None
     given: Decision | None = None
     """What is not to be decided again, from an earlier compile of the same graph."""
 
@@ -79,17 +93,21 @@ Choose: TypeAlias = "Callable[[Deciding, Graph, Recognition], Chosen | None]"
 def _shard(deciding: Deciding, graph: Graph, _recognition: Recognition) -> Chosen | None:
     if deciding.config.shard is None:
         return None
-    if deciding.shard_group is None:
+    sharding = deciding.sharding
+    if sharding is None:
         return Chosen(notes=("not shared out: there is one rank",))
-    group, num_ranks, costs = deciding.shard_group
     if reason := why_not_shared(graph):
         return Chosen(notes=(f"not shared out: {reason}",))
-    sharing = choose_sharing(graph, num_ranks, costs)
-    note = f"shared out over {num_ranks} ranks: {sharing}"
-    if not sharing.steps or sharing.gain < deciding.config.shard.min_gain:
-        least = f"less than min_gain {deciding.config.shard.min_gain:g}"
-        return Chosen(notes=(f"not shared out: estimated gain {sharing.gain:.2f}x, {least}",))
-    return Chosen(ShardTokens(sharing.steps, group), (note,))
+    num_ranks, keeps_shares = sharding.num_ranks, sharding.keeps_shares
+    sharing = choose_sharing(graph, num_ranks, sharding.costs, keeps_shares)
+    least = deciding.config.shard.min_gain
+    is_applied = bool(sharing.steps) and sharing.gain >= least
+    report = report_sharing(graph, sharing, num_ranks, sharding.estimated, keeps_shares, is_applied)
+    if not is_applied:
+        note = f"not shared out: estimated gain {sharing.gain:.2f}x, less than min_gain {least:g}"
+        return Chosen(notes=(note,), sharing=report)
+    shard = ShardTokens(sharing.steps, sharding.group, keeps_shares)
+    return Chosen(shard, (f"shared out over {num_ranks} ranks",), sharing=report)
 
 
 def _recognize(_deciding: Deciding, _graph: Graph, _recognition: Recognition) -> Chosen:

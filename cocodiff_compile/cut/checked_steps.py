@@ -36,6 +36,7 @@ _NOT_BY_HEADS = frozenset(
         aten.view_as_complex.default,
         aten.view_as_real.default,
         aten._conj.default,
+        aten.repeat.default,
         aten.slice_scatter.default,
     }
 )

@@ -134,9 +134,22 @@ def _aligned(node: Node, cuts: Cuts) -> Step:
         if not same(shape[found[-1].dim], own[cut.dim]):
             raise CutUnknown(f"{node.name} repeats what is cut")
     cut = _common(node, found)
-    if node.target is aten.slice_scatter.default and _dim_argument(node) == cut.dim:
-        raise CutUnknown(f"{node.name} writes a part of what is cut")
     return _reading(node, cut, operands, cuts)
+
+
+def _written(node: Node, cuts: Cuts) -> Step:
+    """Rows are written chunk by chunk where they are the shares of ranks, segment by segment."""
+    whole, rows = bound(node)["self"], bound(node)["src"]
+    dim = _dim_argument(node)
+    if all(cut.dim != dim for cut in cuts.values()):
+        return _aligned(node, cuts)
+    cut = cuts.get(whole)
+    if cut is None or rows not in cuts or not cut.segments or not same(cut.outer, 1):
+        raise CutUnknown(f"{node.name} writes a part of what is cut")
+    first, last = view_rules.segments_within(cut, *view_rules.written_range(node), node)
+    if whole is rows or not cuts[rows].is_like(cut.with_segments(cut.segments[first:last])):
+        raise CutUnknown(f"{node.name} writes rows that are cut at other places")
+    return Step(cut, (whole, rows))
 
 
 def _attended(node: Node, cuts: Cuts) -> Step:
@@ -384,13 +397,13 @@ CUT_RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(ORDERLESS | SUMMING, _one_operand(_reduced)),
     **dict.fromkeys(SOFTMAX, _one_operand(_normalised)),
     **dict.fromkeys(CONCATENATION, _concatenated),
-    **dict.fromkeys(
-        {*POINTWISE, aten.copy.default, aten.expand.default, aten.slice_scatter.default}, _aligned
-    ),
+    **dict.fromkeys({*POINTWISE, aten.copy.default, aten.expand.default}, _aligned),
+    aten.slice_scatter.default: _written,
     **dict.fromkeys({aten.mm.default, aten.addmm.default, *BATCHED_MATMUL}, _multiplied),
     aten._int_mm.default: _multiplied,
     aten._scaled_mm.default: _scaled,
     ALL_TO_ALL: _one_operand(view_rules.exchanged),
     aten.constant_pad_nd.default: _one_operand(view_rules.padded),
     aten.index.Tensor: _indexed,
+    aten.repeat.default: _one_operand(view_rules.repeated),
 }

@@ -60,18 +60,26 @@ def padded(cut: Cut, _operand: Node, node: Node) -> Cut:
     return cut
 
 
+def repeated(cut: Cut, operand: Node, node: Node) -> Cut:
+    """A repeat may put dims in front; the dim that is cut must not be repeated itself."""
+    dim = cut.dim + len(shape_of(node)) - len(shape_of(operand))
+    if bound(node)["repeats"][dim] != 1:
+        raise CutUnknown(f"{node.name} repeats what is cut")
+    return cut.at(dim)
+
+
 def reshaped(cut: Cut, operand: Node, node: Node) -> Cut:
     is_symbolic = any(static_size(size) is None for size in shape_of(operand))
     if node.target not in SQUEEZE or not is_symbolic:
-        return reshaped_cut(cut, shape_of(operand), shape_of(node), node)
+        return reshaped_cut(cut, shape_of(operand), shape_of(node), node.name)
     dropped = squeezed_dims(node)
     if cut.dim in dropped:
         raise CutUnknown(f"{node.name} drops the dim that is cut")
     return cut.at(cut.dim - sum(dim < cut.dim for dim in dropped))
 
 
-def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], node: Node) -> Cut:
-    """Returns where the same chunks lie in `node` after a reshape from `before` to `after`."""
+def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], name: str) -> Cut:
+    """Returns where the same chunks lie after a reshape from `before` to `after`."""
     blocks = math.prod(before[: cut.dim]) * cut.outer
     least = cut.count if cut.is_equal else 1
     ahead: Size = 1
@@ -88,9 +96,7 @@ def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], node: 
                 scaled = replace(cut, dim=dim, outer=outer, lengths=lengths)
         ahead = ahead * size
     if scaled is None:
-        raise CutUnknown(
-            f"{node.name} joins chunks with what is outside of them, or cuts through them"
-        )
+        raise CutUnknown(f"{name} joins chunks with what is outside of them, or cuts through them")
     return scaled
 
 
@@ -188,3 +194,16 @@ def taken_range(slicing: Node, node: Node) -> tuple[int, int]:
     """
     begin, length = numbers(_part(slicing, node)[1:], slicing)
     return begin, begin + length
+
+
+def written_range(node: Node) -> tuple[int, int]:
+    """Returns from where to where a slice_scatter writes. Raises CutUnknown if it leaves rows out
+    between, or if its dim is of unknown length.
+    """
+    arguments = bound(node)
+    dim = arguments["dim"] % len(shape_of(node))
+    (size,) = numbers(shape_of(node)[dim : dim + 1], node)
+    begin, end, step = slice(arguments["start"], arguments["end"], arguments["step"]).indices(size)
+    if step != 1 or begin >= end:
+        raise CutUnknown(f"{node.name} writes no stretch of rows")
+    return begin, end

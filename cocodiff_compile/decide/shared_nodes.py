@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networkx
 import torch
@@ -26,8 +25,13 @@ from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
 from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
 from cocodiff_compile.shard.spread import spread
+from cocodiff_compile.shard.token_share import WHOLE
 
 _SHARED, _WHOLE = "shared", "whole"
+_UNIT_S = 1e-15
+"""Times are whole numbers of this unit: rests of rounding would look like room for more flow, and
+the sides of the cut would not be those of its value.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ShareCosts:
     """The time of an exchange, by the bytes that each rank hands over, its own part included."""
 
     def node_seconds(self, node: Node) -> float:
+        if node.target is WHOLE:
+            return self.exchange_seconds(hinted_bytes(node))
         if is_heavy(node):
             return heavy_seconds(node, self.device)
         return light_seconds(node, self.device)
@@ -53,19 +59,13 @@ class Sharing:
     shared_s: float
     refused: Mapping[Node, str]
     """The nodes that tokens were followed to but that cannot be shared out, with the reason."""
+    could: Mapping[Node, Shared] = field(default_factory=dict)
+    """All nodes that can be shared out."""
 
     @property
     def gain(self) -> float:
         """Returns by how much a step is estimated to get faster."""
         return self.whole_s / self.shared_s if self.shared_s else 1.0
-
-    def __str__(self) -> str:
-        modes = Counter(step.mode.value for step in self.steps.values() if step.mode)
-        attentions = ", ".join(f"{count} {mode}" for mode, count in modes.items())
-        return (
-            f"{len(self.steps)} nodes, attentions: {attentions or 'none'}; estimated gain "
-            f"{self.gain:.2f}x"
-        )
 
 
 def why_not_shared(graph: Graph) -> str:
@@ -77,22 +77,27 @@ def why_not_shared(graph: Graph) -> str:
     values = (node.meta.get("val") for node in graph.nodes)
     shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
     if any(not isinstance(size, int) for shape in shapes for size in shape):
-        return "sizes are symbolic; compile with dynamic=False"
+        return "sizes are not known: they depend on values, or the graph is for any size"
     if not any(is_attention(node.target) for node in graph.nodes):
         return "no attention in it"
     return ""
 
 
-def choose_sharing(graph: Graph, num_ranks: int, costs: ShareCosts) -> Sharing:
-    """Returns what is shared out over so many ranks, nothing where that gains nothing."""
+def choose_sharing(
+    graph: Graph, num_ranks: int, costs: ShareCosts, keeps_shares: bool = False
+) -> Sharing:
+    """Returns what is shared out over so many ranks, nothing where that gains nothing. With
+    `keeps_shares`, outputs that are shared out need not be gathered.
+    """
     candidates, refused = _candidates(graph, spread(graph, num_ranks))
     whole_s = sum(map(costs.node_seconds, _calls(graph)))
     if not candidates:
         return Sharing({}, whole_s, whole_s, refused)
-    shared_s, side = _Network(graph, candidates, num_ranks, costs).shared_nodes()
+    network = _Network(graph, candidates, num_ranks, costs, keeps_shares)
+    shared_s, side = network.shared_nodes()
     fixed = sum(costs.node_seconds(node) for node in _calls(graph) if node not in candidates)
     steps = {node: step for node, step in candidates.items() if node in side}
-    return Sharing(steps, whole_s, shared_s + fixed, refused)
+    return Sharing(steps, whole_s, shared_s + fixed, refused, candidates)
 
 
 def _calls(graph: Graph) -> list[Node]:
@@ -128,7 +133,12 @@ class _Network:
     """The network whose minimum cut parts what is shared from what is whole."""
 
     def __init__(
-        self, graph: Graph, candidates: Mapping[Node, Shared], num_ranks: int, costs: ShareCosts
+        self,
+        graph: Graph,
+        candidates: Mapping[Node, Shared],
+        num_ranks: int,
+        costs: ShareCosts,
+        keeps_shares: bool,
     ) -> None:
         self.candidates, self.num_ranks, self.costs = candidates, num_ranks, costs
         self.edges: networkx.DiGraph[object] = networkx.DiGraph()
@@ -136,22 +146,24 @@ class _Network:
         for node, step in candidates.items():
             self._add_node(node, step)
         for node in graph.nodes:
-            if not (node.target in SLICING and not is_tensor(node)):  # its results read for it
+            is_split = node.target in SLICING and not is_tensor(node)  # its results read for it
+            if not is_split and not (keeps_shares and node.op == "output"):
                 for source in node.all_input_nodes:
-                    self._add_reader(node, _behind_split(node, source))
+                    self._add_reader(node, behind_split(node, source))
 
     def shared_nodes(self) -> tuple[float, set[object]]:
         """Returns the least time, and what is shared for that."""
-        seconds, (side, _) = networkx.minimum_cut(
+        units, (side, _) = networkx.minimum_cut(
             self.edges, _SHARED, _WHOLE, flow_func=networkx.algorithms.flow.boykov_kolmogorov
         )
-        return float(seconds), set(side)
+        return units * _UNIT_S, set(side)
 
     def _add_node(self, node: Node, step: Shared) -> None:
         seconds = self.costs.node_seconds(node)
-        exchanges_s = _exchange_seconds(step, self.num_ranks, self.costs)
+        exchanges_s = attention_exchange_seconds(step, self.num_ranks, self.costs)
         self._add(_SHARED, node, seconds)
-        self._add(node, _WHOLE, seconds / self.num_ranks + exchanges_s)
+        share_s = 0.0 if node.target is WHOLE else seconds / self.num_ranks
+        self._add(node, _WHOLE, share_s + exchanges_s)
         if not is_tensor(node):
             for user in node.users:  # several results stay with what makes them
                 self._add(node, user, math.inf)
@@ -175,17 +187,19 @@ class _Network:
             self._add(node, source if read is not None else _WHOLE, copy_s)
 
     def _add(self, start: object, end: object, seconds: float) -> None:
-        known = self.edges.get_edge_data(start, end, {"capacity": 0.0})["capacity"]
-        self.edges.add_edge(start, end, capacity=known + seconds)
+        known = self.edges.get_edge_data(start, end, {"capacity": 0})["capacity"]
+        units = seconds if math.isinf(seconds) else round(seconds / _UNIT_S)
+        self.edges.add_edge(start, end, capacity=known + units)
 
 
-def _behind_split(node: Node, source: Node) -> Node:
+def behind_split(node: Node, source: Node) -> Node:
     """Returns what a node reads, behind a split whose result it is."""
     is_part = node.target is operator.getitem and source.target in SLICING
     return source.all_input_nodes[0] if is_part else source
 
 
-def _exchange_seconds(step: Shared, num_ranks: int, costs: ShareCosts) -> float:
+def attention_exchange_seconds(step: Shared, num_ranks: int, costs: ShareCosts) -> float:
+    """Returns the time of the exchanges of an attention, 0 where it has none."""
     if step.mode is not AttentionMode.ULYSSES:
         return 0.0
     sizes = [hinted_bytes(source) // num_ranks for source in step.needs]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.decide.decision import Decision
+from cocodiff_compile.decide.shard_report import ShardReport
 from cocodiff_compile.errors import InvariantError
 from cocodiff_compile.ir.collectives import is_collective, is_wait
 from cocodiff_compile.ir.graph_pass import GraphPass, PassResult
@@ -43,6 +44,7 @@ class Chosen:
     notes: tuple[str, ...] = ()
     declined: tuple[Declined, ...] = ()
     estimate: ScheduleEstimate | None = None
+    sharing: ShardReport | None = None
     decided: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the decision that were chosen here."""
 
@@ -68,6 +70,7 @@ class PassRecord:
     result: PassResult
     seconds: float
     estimate: ScheduleEstimate | None = None
+    sharing: ShardReport | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,11 @@ class PipelineReport:
         """Returns the estimate of the order that was chosen last, if one was."""
         found = (item.estimate for item in reversed(self.passes))
         return next(filter(None, found), None)
+
+    @property
+    def sharing(self) -> ShardReport | None:
+        """Returns what was decided about sharing tokens out, if that was asked for."""
+        return next(filter(None, (item.sharing for item in self.passes)), None)
 
     @property
     def is_ordered(self) -> bool:
@@ -153,7 +161,8 @@ class Pipeline:
             _refuse_broken(stage.name, _lint_error(module.graph.eliminate_dead_code))
             module.recompile()
         _refuse_broken(stage.name, broken_rule(module.graph))
-        record = PassRecord(stage.name, result, time.perf_counter() - begin, chosen.estimate)
+        seconds = time.perf_counter() - begin
+        record = PassRecord(stage.name, result, seconds, chosen.estimate, chosen.sharing)
         log.debug("%s took %.3f s", record.name, record.seconds)
         for observer in self.observers:
             observer.after_pass(stage.name, module, result)

@@ -34,7 +34,7 @@ def make_groups(
     topology.for_ranks(len(ranks))
     own = ranks.index(dist.get_rank())
     return {
-        axes: _group_of(tuple(ranks[other] for other in topology.ranks_along(own, axes)))
+        axes: group_of(tuple(ranks[other] for other in topology.ranks_along(own, axes)))
         for axes in wanted
     }
 
@@ -44,7 +44,8 @@ def forget_groups() -> None:
     _made.clear()
 
 
-def _group_of(members: tuple[int, ...]) -> Any:
+def group_of(members: tuple[int, ...]) -> Any:
+    """Returns the process group of these ranks, all of which call this at once."""
     known = _made.get()
     if members not in known:
         known[members] = dist.new_group(list(members), use_local_synchronization=True)

@@ -197,12 +197,13 @@ def _refuse_other_than_heads(
     all_to_all: AllToAll, core: AttentionCore, dims: Dims, gather_dim: int, query: Leg
 ) -> None:
     """Raises Refused unless the sending rank stands right before the heads it held, or before the
-    elements of a head if it held a single one.
+    elements of a head, or alone in a dim, if it held a single one.
     """
     behind = [factor for dim in dims[gather_dim:] for factor in dim][1:]
     source = behind[0].source if behind else None
     one_head = layout.same(query.num_heads, all_to_all.num_ranks)
-    if source != core.o.head_dim and not (source == core.o.size_dim and one_head):
+    alone = layout.same(shape_of(core.o.node)[core.o.head_dim], 1) and len(dims[gather_dim]) == 1
+    if source != core.o.head_dim and not (source == core.o.size_dim and one_head) and not alone:
         raise Refused(
             all_to_all.wait,
             "the output exchange gathers something else than heads: the sending rank does not "

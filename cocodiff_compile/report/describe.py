@@ -4,16 +4,19 @@ generation consumes the graph that the records refer to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.cost.tasks import NO_SITE
+from cocodiff_compile.decide.shard_report import ShardReport
 from cocodiff_compile.ir.layout import Size
 from cocodiff_compile.ir.records import Declined, Leg, UlyssesSite
 from cocodiff_compile.pipeline.run_passes import PassRecord, PipelineReport
+from cocodiff_compile.report.describe_sharing import format_sharing
+from cocodiff_compile.report.tables import format_bytes, format_rows
 from cocodiff_compile.schedule.estimate import ExchangeEstimate, OrderEstimate, ScheduleEstimate
 
 
@@ -141,39 +144,10 @@ def describe_report(report: PipelineReport) -> dict[str, Any]:
         "unrelated": [node.name for node in recognition.unrelated],
         "passes": [describe_pass(record) for record in report.passes],
         "decision": dict(report.decision.lines),
+        "sharing": report.sharing.to_data() if report.sharing else None,
         "schedule": describe_estimate(report.estimate) if report.estimate else None,
         "refused": report.refused,
     }
-
-
-def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns columns of text, each as wide as its widest cell."""
-    cells = [list(map(str, headers)), *(list(map(str, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
-    """Returns a table with a column per key, empty cells for keys that a row lacks; of no rows,
-    nothing.
-    """
-    if not rows:
-        return ""
-    headers = list(dict.fromkeys(header for row in rows for header in row))
-    return format_table(headers, [[row.get(header, "") for header in headers] for row in rows])
-
-
-def format_bytes(size: int | str) -> str:
-    """Returns 1536 as '1.5 KiB'; a formula stays a formula."""
-    if isinstance(size, str):
-        return f"{size} B"
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def format_graph(summary: dict[str, Any]) -> str:
@@ -181,6 +155,8 @@ def format_graph(summary: dict[str, Any]) -> str:
     parts = []
     if summary["refused"]:
         parts.append(f"left to Inductor: {summary['refused']}")
+    if summary["sharing"]:
+        parts.append(format_sharing(ShardReport.from_data(summary["sharing"])) + "\n")
     if summary["sites"]:
         parts.append(format_rows([_site_row(site) for site in summary["sites"]]))
     else:

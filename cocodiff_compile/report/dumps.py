@@ -15,8 +15,11 @@ import torch
 from torch.fx import GraphModule
 
 from cocodiff_compile.compat import trace_artifact
+from cocodiff_compile.decide.shard_report import ShardReport
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.report.describe import format_graph
+from cocodiff_compile.report.describe_sharing import format_modules, format_sharing
+from cocodiff_compile.report.draw_sharing import draw_sharing
 from cocodiff_compile.report.dump_code import constants, op_counts, runnable_code
 from cocodiff_compile.say_once import say_once
 
@@ -32,6 +35,7 @@ class FolderDump:
         NN_<pass>.diff          what the pass changed; empty if nothing
         op_counts.txt           one line per stage
         explanation.txt, .json  sites, declines, passes
+        sharing.txt, .svg       what shard-tokens shares out, module by module; if it was asked for
 
     A folder that is full or cannot be written is logged once, and this rank continues without
     dumps, since the other ranks would wait for it.
@@ -65,6 +69,11 @@ class FolderDump:
     def finished(self, summary: dict[str, Any]) -> None:
         self._write("explanation.txt", format_graph(summary) + "\n")
         self._write("explanation.json", json.dumps(summary, indent=1) + "\n")
+        if summary["sharing"]:
+            sharing = ShardReport.from_data(summary["sharing"])
+            tables = (format_sharing(sharing), format_modules(sharing))
+            self._write("sharing.txt", "\n\n".join(tables) + "\n")
+            self._write("sharing.svg", draw_sharing(sharing))
 
     def _write_graph(self, name: str, module: GraphModule) -> None:
         title = f"Graph {self.graph_index} of rank {self.rank}: {name}."

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.cut.cut import Cut, sizes_of
-from cocodiff_compile.cut.view_rules import segments_within, taken_range
+from cocodiff_compile.cut.view_rules import segments_within, taken_range, written_range
 from cocodiff_compile.ir.aten import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -35,6 +36,7 @@ from cocodiff_compile.ir.aten import (
     value_of,
 )
 from cocodiff_compile.shard.shares import AttentionMode, Shared
+from cocodiff_compile.shard.token_share import WHOLE
 from cocodiff_compile.shard.wanted_cuts import slicing_of
 
 
@@ -59,7 +61,10 @@ class EmitShares:
         if node not in self.steps:
             return node
         if node not in self.gathered:
-            self.gathered[node] = self._gather(node)
+            gathered = self._gather(node)
+            if is_contiguous_or_false(value_of(node)):  # a view may rest on that
+                gathered = emit_contiguous(self.graph, gathered)
+            self.gathered[node] = gathered
         return self.gathered[node]
 
     def share(self, node: Node, cut: Cut) -> Node:
@@ -76,6 +81,9 @@ class EmitShares:
         step = self.steps[node]
         if step.mode is not None:
             return self._attend(node, step)
+        if node.target is WHOLE:
+            share: Node = bound(node)["share"]
+            return share
         if (slicing := slicing_of(node)) is not None:
             return self._slice(slicing, node)
         if node.target is operator.getitem and node.all_input_nodes[0] in self.steps:
@@ -93,6 +101,8 @@ class EmitShares:
                 aten.expand.default if node.target is aten.expand.default else aten.reshape.default
             )
             return emit(self.graph, target, args[0], self._local_shape(node, step.cut), like=node)
+        if node.target is aten.slice_scatter.default:
+            return self._write(node, inputs)
         like = node if is_tensor(node) else next(filter(is_tensor, node.all_input_nodes))
         assert callable(node.target)
         return emit(self.graph, node.target, *args, like=like, **kwargs)
@@ -128,6 +138,16 @@ class EmitShares:
             first, last = segments_within(need, *taken_range(slicing, node), node)
             begin, end = sum(need.pieces[:first]), sum(need.pieces[:last])
         return emit(self.graph, aten.slice.Tensor, share, dim, begin, end, like=node)
+
+    def _write(self, node: Node, inputs: Mapping[Node, Node]) -> Node:
+        arguments, cut = bound(node), self.steps[node].cut
+        dim = arguments["dim"] % len(shape_of(node))
+        rest = (arguments["start"], arguments["end"], arguments["step"])
+        if dim == cut.dim:
+            first, last = segments_within(cut, *written_range(node), node)
+            rest = (sum(cut.pieces[:first]), sum(cut.pieces[:last]), 1)
+        operands = (inputs[arguments["self"]], inputs[arguments["src"]])
+        return emit(self.graph, aten.slice_scatter.default, *operands, dim, *rest, like=node)
 
     # Between wholes and shares
 

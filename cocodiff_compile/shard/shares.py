@@ -19,9 +19,10 @@ from cocodiff_compile.cut.rules import (
     refuse_other_operands,
     step_cut,
 )
-from cocodiff_compile.ir.aten import FusedAttention, aten, shape_of
+from cocodiff_compile.ir.aten import FusedAttention, aten, bound, shape_of
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.layout import same
+from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
 
 
@@ -52,6 +53,10 @@ def shared(node: Node, cut: Cut, proposed: Mapping[Node, Cut]) -> Shared:
     """
     if is_attention(node.target):
         return _attended(node, cut, proposed)
+    if node.target is WHOLE:
+        if not whole_cut(bound(node)).is_like(cut):
+            raise CutUnknown(f"{node.name} comes in other shares than its reader needs")
+        return Shared(cut)
     wanted = wanted_cuts(node, cut)
     if not wanted and node.target is aten.expand.default:
         return Shared(cut)

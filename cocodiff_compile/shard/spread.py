@@ -1,4 +1,5 @@
-"""Spreads cuts over a graph, from the tokens of its attentions in both directions.
+"""Spreads cuts over a graph, from its shared inputs and the tokens of its attentions, in both
+directions.
 
 The first cut that reaches a node wins. Where another one agrees with it but for its segments, both
 are refined: text and image of a joint sequence are shared out one by one. A cut only proposes; what
@@ -16,9 +17,10 @@ from torch.fx import Graph, Node
 
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.cut.rules import step_cut
-from cocodiff_compile.cut.view_rules import taken_range
+from cocodiff_compile.cut.view_rules import taken_range, written_range
 from cocodiff_compile.ir.aten import (
     SLICING,
+    aten,
     attention_operands,
     bound,
     is_tensor,
@@ -26,12 +28,16 @@ from cocodiff_compile.ir.aten import (
     shape_of,
 )
 from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
 
 
 def spread(graph: Graph, num_ranks: int) -> dict[Node, Cut]:
     """Returns the cut that is proposed for each node that tokens were followed to."""
     spreading = _Spreading()
+    for node in graph.find_nodes(op="call_function", target=WHOLE):
+        spreading.push(node, whole_cut(bound(node)))
+    spreading.run()
     attentions = [node for node in graph.nodes if is_attention(node.target)]
     for node in sorted(attentions, key=_query_size, reverse=True):
         attention = parse_fused_attention(node)
@@ -100,6 +106,9 @@ class _Spreading:
         cut = self.proposed[node]
         slicing = slicing_of(user)
         try:
+            if _writes_rows(user, cut):
+                yield user, _around_written(user, node, cut)
+                return
             if is_attention(user.target):
                 if _keeps_rows(user, node, cut):
                     yield user, cut
@@ -117,6 +126,23 @@ class _Spreading:
 def _keeps_rows(attention: Node, operand: Node, cut: Cut) -> bool:
     parsed = parse_fused_attention(attention)
     return operand is parsed.query and cut.dim in (0, parsed.op.token_dim)
+
+
+def _writes_rows(node: Node, cut: Cut) -> bool:
+    """Returns whether a node writes some rows of the dim that is cut."""
+    if node.target is not aten.slice_scatter.default or cut.outer != 1:
+        return False
+    dim: int = bound(node)["dim"] % len(shape_of(node))
+    return dim == cut.dim
+
+
+def _around_written(node: Node, operand: Node, cut: Cut) -> Cut:
+    """Returns the cut of what rows are written into: segments also end where the rows do."""
+    begin, end = written_range(node)
+    if operand is bound(node)["self"]:
+        return refined(cut, (begin, end))
+    behind = int(shape_of(node)[cut.dim]) - end
+    return cut.with_segments([length for length in (begin, *cut.segments, behind) if length])
 
 
 def _takes_part(slicing: Node, node: Node, cut: Cut) -> bool:

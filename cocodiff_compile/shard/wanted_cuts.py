@@ -15,7 +15,12 @@ from torch.fx import Node
 
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.cut.rules import COMPLEX, CUT_RULES, ORDERLESS, SUMMING, tensor_inputs
-from cocodiff_compile.cut.view_rules import reshaped_cut, taken_range
+from cocodiff_compile.cut.view_rules import (
+    reshaped_cut,
+    segments_within,
+    taken_range,
+    written_range,
+)
 from cocodiff_compile.ir.aten import (
     BATCHED_MATMUL,
     CONCATENATION,
@@ -75,7 +80,7 @@ def _of_complex(node: Node, cut: Cut) -> Wanted:
 
 def _of_reshape(node: Node, cut: Cut) -> Wanted:
     operand = node.all_input_nodes[0]
-    return {operand: reshaped_cut(cut, shape_of(node), shape_of(operand), node)}
+    return {operand: reshaped_cut(cut, shape_of(node), shape_of(operand), node.name)}
 
 
 def _of_permute(node: Node, cut: Cut) -> Wanted:
@@ -143,6 +148,14 @@ def _of_aligned(node: Node, cut: Cut) -> Wanted:
     return wanted
 
 
+def _of_written(node: Node, cut: Cut) -> Wanted:
+    arguments = bound(node)
+    if arguments["dim"] % len(shape_of(node)) != cut.dim:
+        return _of_aligned(node, cut)
+    first, last = segments_within(cut, *written_range(node), node)
+    return {arguments["self"]: cut, arguments["src"]: cut.with_segments(cut.segments[first:last])}
+
+
 def _of_matmul(node: Node, cut: Cut) -> Wanted:
     left, right = matmul_operands(node)
     if cut.dim == len(shape_of(node)) - 2:
@@ -161,6 +174,14 @@ def _of_scaled_matmul(node: Node, cut: Cut) -> Wanted:
     return {left: cut} if is_one else {left: cut, scale: cut}
 
 
+def _of_repeat(node: Node, cut: Cut) -> Wanted:
+    operand = bound(node)["self"]
+    dim = cut.dim - len(shape_of(node)) + len(shape_of(operand))
+    if dim < 0 or bound(node)["repeats"][cut.dim] != 1:
+        raise CutUnknown(f"{node.name} repeats what is cut")
+    return {operand: cut.at(dim)}
+
+
 def _of_index(node: Node, cut: Cut) -> Wanted:
     found = kept(node)
     if found is None or found[1] == cut.dim:
@@ -176,13 +197,15 @@ WANTED: Mapping[Any, Callable[[Node, Cut], Wanted]] = {
     **dict.fromkeys(ORDERLESS | SUMMING, _of_reduction),
     **dict.fromkeys(CONCATENATION, _of_concatenation),
     **dict.fromkeys(
-        (*POINTWISE, aten.copy.default, aten.expand.default, aten.slice_scatter.default),
+        (*POINTWISE, aten.copy.default, aten.expand.default),
         _of_aligned,
     ),
+    aten.slice_scatter.default: _of_written,
     **dict.fromkeys((aten.mm.default, aten.addmm.default, *BATCHED_MATMUL), _of_matmul),
     aten._int_mm.default: _of_matmul,
     aten._scaled_mm.default: _of_scaled_matmul,
     aten.index.Tensor: _of_index,
+    aten.repeat.default: _of_repeat,
     operator.getitem: _same_dim,
 }
 assert WANTED.keys() <= {*CUT_RULES}

@@ -76,7 +76,9 @@ def plan_output(site: UlyssesSite, streams: Streams, query: Node, output: Node) 
     numel = value_of(query).numel()
     count = sum(sent for _, sent in streams)
     flat = flat_cut(count, before * site.q.exchange.num_ranks, tokens, numel)
-    plan = plan_selection({query: reshaped_cut(flat, (numel,), sizes_of(query), query)}, output)
+    plan = plan_selection(
+        {query: reshaped_cut(flat, (numel,), sizes_of(query), query.name)}, output
+    )
     _refuse_other_readers(plan, site.o)
     for node, step in plan.rows.steps.items():
         for source in step.by_chunk:

@@ -1,0 +1,330 @@
+"""A tensor of which each rank holds a share, between blocks that are compiled one by one.
+
+A compiled block returns its shares as `TokenShare`. The next compiled block takes the share of its
+rank as it is, without traffic, and so do ops between blocks that work token by token: a residual
+that is added, text and image that are joined or parted. Any other op that reads it gathers the
+whole first; all ranks run the same program, so that they gather together. In a captured graph the
+whole is one op, `WHOLE`.
+
+    block 1 (compiled) -> TokenShare -> block 2 (compiled) -> TokenShare -> norm (eager): gathered
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from cocodiff_compile.compat import find_group, is_capturing, outside_the_compiler
+from cocodiff_compile.cut.cut import Cut, CutUnknown
+from cocodiff_compile.cut.view_rules import reshaped_cut
+from cocodiff_compile.ir.aten import ALL_GATHER, WAIT, aten
+from cocodiff_compile.ir.pointwise import POINTWISE
+
+
+def gathered_rows(
+    share: Tensor, dim: int, outer: int, segments: Sequence[int], num_ranks: int, group: str
+) -> Tensor:
+    """Gathers the shares of all ranks and puts their rows in order, without padding."""
+    cut = Cut.over_ranks(dim, outer, segments, num_ranks)
+    gathered = WAIT(ALL_GATHER(share.contiguous(), num_ranks, group))
+    shape = list(share.shape)
+    shape[dim : dim + 1] = [outer, shape[dim] // outer]
+    blocks = gathered.reshape(num_ranks, *shape)
+    parts = []
+    for length, part in zip(
+        segments, torch.split_with_sizes(blocks, list(cut.pieces), dim + 2), strict=True
+    ):
+        rows = part.movedim(0, dim + 1).flatten(dim + 1, dim + 2)
+        parts.append(rows.narrow(dim + 1, 0, length))
+    return torch.cat(parts, dim + 1).flatten(dim, dim + 1)
+
+
+whole_of_shares = torch.library.custom_op("cocodiff::whole_of_shares", mutates_args=())(
+    gathered_rows
+)
+
+
+@whole_of_shares.register_fake
+def _shape_of_whole(
+    share: Tensor, dim: int, outer: int, segments: Sequence[int], num_ranks: int, group: str
+) -> Tensor:
+    del num_ranks, group
+    shape = list(share.shape)
+    shape[dim] = outer * sum(segments)
+    return share.new_empty(shape)
+
+
+WHOLE = torch.ops.cocodiff.whole_of_shares.default
+
+
+def whole_cut(arguments: Mapping[str, Any]) -> Cut:
+    """Returns how the operand of `WHOLE` is shared out."""
+    return Cut.over_ranks(
+        arguments["dim"], arguments["outer"], arguments["segments"], arguments["num_ranks"]
+    )
+
+
+def share_of(whole: Tensor, cut: Cut, rank: int) -> Tensor:
+    """Returns the share of a rank, padded with zeros where a segment does not divide."""
+    shape = list(whole.shape)
+    shape[cut.dim : cut.dim + 1] = [int(cut.outer), int(cut.inner)]
+    blocks = whole.reshape(shape)
+    dim = cut.dim + 1
+    shares = []
+    for part, piece in zip(
+        torch.split_with_sizes(blocks, list(cut.segments), dim), cut.pieces, strict=True
+    ):
+        begin = min(rank * piece, part.shape[dim])
+        end = min(begin + piece, part.shape[dim])
+        missing = [0, 0] * (part.dim() - 1 - dim) + [0, piece - (end - begin)]
+        shares.append(torch.nn.functional.pad(part.narrow(dim, begin, end - begin), missing))
+    return torch.cat(shares, dim).flatten(cut.dim, dim)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Says what a view of a share looks at, and how."""
+
+    base: TokenShare
+    of_share: Callable[[Tensor], Tensor]
+    of_whole: Callable[[Tensor], Tensor]
+
+
+class TokenShare(Tensor):
+    """Has the shape of the whole, and holds the share of this rank. It is gathered when read.
+
+    From then on it holds the whole, which may be written to, also through views of it. A view of a
+    share holds nothing itself: it reads the share that it looks at.
+    """
+
+    cut: Cut
+    group: str
+    _held: Tensor | None
+    _source: _Source | None
+    """What this is a view of."""
+    _whole: Tensor | None
+    _shown: Tensor
+    """What was last shown of it, kept alive: Dynamo takes tensors at one address for the same."""
+
+    @staticmethod
+    def __new__(cls, share: Tensor, cut: Cut, group: str) -> TokenShare:
+        shape = list(share.shape)
+        shape[cut.dim] = int(cut.outer) * int(cut.inner)
+        made: TokenShare = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=share.dtype, device=share.device
+        )
+        return made
+
+    def __init__(self, share: Tensor, cut: Cut, group: str) -> None:
+        super().__init__()
+        self.cut, self.group = cut, group
+        self._held, self._source, self._whole = share, None, None
+
+    @property
+    def share(self) -> Tensor:
+        """Returns what this rank holds."""
+        if self._held is not None:
+            return self._held
+        with outside_the_compiler() if is_capturing() else nullcontext():  # what is held is real
+            if self._source is not None:
+                self._shown = self._source.of_share(self._source.base.share).contiguous()
+            else:
+                assert self._whole is not None
+                rank = find_group(self.group).rank()
+                self._shown = share_of(self._whole, self.cut, rank)
+        return self._shown
+
+    def whole(self) -> Tensor:
+        """Returns all of it. Every rank of the group must call this."""
+        if self._source is not None:
+            return self._source.of_whole(self._source.base.whole())
+        if self._whole is not None:
+            return self._whole
+        cut = self.cut
+        place = (cut.dim, int(cut.outer), list(cut.segments), cut.count)
+        whole: Tensor = WHOLE(self.share, *place, self.group)
+        if not is_capturing():  # a graph has values of its own
+            self._held, self._whole = None, whole
+        return whole
+
+    def part(self, first: int, last: int) -> TokenShare:
+        """Returns the rows of some segments, by the first one and the one behind the last."""
+        cut = self.cut
+
+        def rows(lengths: Sequence[int]) -> Callable[[Tensor], Tensor]:
+            begin, end = sum(lengths[:first]), sum(lengths[:last])
+            return lambda tensor: tensor.narrow(cut.dim, begin, end - begin)
+
+        return self._view(
+            cut.with_segments(cut.segments[first:last]), rows(cut.pieces), rows(cut.segments)
+        )
+
+    def reshaped(self, cut: Cut, shape: Sequence[int]) -> TokenShare:
+        """Returns a view of another shape, in which shares lie as a cut says."""
+        own = list(shape)
+        own[cut.dim] = int(cut.outer) * int(cut.lengths[0])
+        return self._view(cut, lambda share: share.reshape(own), lambda whole: whole.view(*shape))
+
+    def _view(
+        self,
+        cut: Cut,
+        of_share: Callable[[Tensor], Tensor],
+        of_whole: Callable[[Tensor], Tensor],
+    ) -> TokenShare:
+        made = TokenShare(of_share(self.share), cut, self.group)
+        made._held, made._source = None, _Source(self, of_share, of_whole)
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"TokenShare({list(self.shape)}, {self.cut.count} shares)"
+
+    # What torch does not dispatch
+
+    def tolist(self) -> Any:
+        return self.whole().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.whole().numpy(force=force)
+
+    # What torch asks of a tensor class that can be captured
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Cut, str]]:
+        return ["share"], (self.cut, self.group)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: Mapping[str, Tensor], context: tuple[Cut, str], _size: Any, _stride: Any
+    ) -> TokenShare:
+        return TokenShare(inner["share"], *context)
+
+    def _stable_hash_for_caching(self) -> str:
+        return repr((self.cut, self.group))
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        _types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if (kept := _kept_shared(func, args, kwargs or {})) is not None:
+            return kept
+        writes = func._schema.is_mutable and isinstance(args[0], TokenShare)  # type: ignore[attr-defined]
+        given, named = pytree.tree_map_only(TokenShare, TokenShare.whole, (args, kwargs or {}))
+        result = func(*given, **named)
+        return args[0] if writes else result
+
+
+def _kept_shared(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the result of an op as a share, if every rank can compute its own from its shares;
+    None if not, or in a graph that is being captured, where the rank is not known.
+    """
+    operands = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+    shares = [item for item in operands if isinstance(item, TokenShare)]
+    first = shares[0]
+    if func is aten.detach.default:
+        return TokenShare(first.share, first.cut, first.group) if is_capturing() else _all_of(first)
+    if is_capturing() or any(item.group != first.group for item in shares):
+        return None
+    if func is aten.cat.default and len(operands) == len(shares):
+        return _joined(shares, args[1] if len(args) > 1 else kwargs.get("dim", 0))
+    if func is aten.slice.Tensor and not kwargs:
+        return _sliced(*args)
+    if func is aten.view.default:
+        return _viewed(first, args[1])
+    if func in POINTWISE or func is aten.clone.default:
+        return _pointwise(func, args, kwargs, first)
+    if len(shares) == 1 and not kwargs:
+        return _by_rows(func, args, first)
+    return None
+
+
+def _all_of(source: TokenShare) -> TokenShare:
+    return source.part(0, len(source.cut.segments))
+
+
+def _joined(shares: Sequence[TokenShare], dim: int) -> TokenShare | None:
+    first = shares[0].cut
+    if dim % shares[0].dim() != first.dim:
+        return None
+    if any((item.cut.dim, item.cut.outer) != (first.dim, 1) for item in shares):
+        return None
+    cut = first.with_segments([n for item in shares for n in item.cut.segments])
+    return TokenShare(torch.cat([item.share for item in shares], first.dim), cut, shares[0].group)
+
+
+def _sliced(
+    source: TokenShare,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> TokenShare | None:
+    cut = source.cut
+    if dim % source.dim() != cut.dim or cut.outer != 1 or step != 1:
+        return None
+    begin, end, _ = slice(start, end).indices(source.shape[cut.dim])
+    bounds = [0, *itertools.accumulate(cut.segments)]
+    if begin not in bounds or end not in bounds or begin >= end:
+        return None
+    first, last = bounds.index(begin), bounds.index(end)
+    return source.part(first, last)
+
+
+def _viewed(source: TokenShare, shape: Sequence[int]) -> TokenShare | None:
+    after = [*torch.empty(source.shape, device="meta").view(shape).shape]
+    try:
+        cut = reshaped_cut(source.cut, source.shape, after, "a view of a share")
+    except CutUnknown:
+        return None
+    return source.reshaped(cut, after)
+
+
+def _pointwise(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], first: TokenShare
+) -> TokenShare | None:
+    """Computes an op element by element; operands may be broadcast to the first share's shape."""
+    operands = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+    shapes = [item.shape for item in operands]
+    if torch.broadcast_shapes(*shapes) != first.shape:  # type: ignore[no-untyped-call]
+        return None
+    rank = find_group(first.group).rank()
+
+    def own(operand: Tensor) -> Tensor:
+        dim = first.cut.dim - first.dim() + operand.dim()
+        if isinstance(operand, TokenShare) and operand.shape == first.shape:
+            is_alike = operand.cut.is_like(first.cut)
+            return operand.share if is_alike else share_of(operand.whole(), first.cut, rank)
+        whole = operand.whole() if isinstance(operand, TokenShare) else operand
+        is_repeated = dim < 0 or whole.shape[dim] == 1
+        return whole if is_repeated else share_of(whole, first.cut.at(dim), rank)
+
+    given, named = pytree.tree_map_only(Tensor, own, (args, kwargs))
+    return TokenShare(func(*given, **named), first.cut, first.group)
+
+
+def _by_rows(func: Callable[..., Any], args: Sequence[Any], first: TokenShare) -> Any:
+    """Computes a norm over channels, or a matmul with one matrix for all rows: between blocks and
+    behind the last one these are the ops of large results.
+    """
+    cut, group = first.cut, first.group
+    if func is aten.native_layer_norm.default and args[0] is first:
+        if cut.dim >= first.dim() - len(args[1]):
+            return None
+        return tuple(TokenShare(item, cut, group) for item in func(first.share, *args[1:]))
+    if func is aten.mm.default and args[0] is first and cut.dim == 0:
+        return TokenShare(func(first.share, args[1]), cut, group)
+    is_bias = func is aten.addmm.default and args[0].dim() == 1
+    if is_bias and len(args) == 3 and args[1] is first and cut.dim == 0:
+        return TokenShare(func(args[0], first.share, args[2]), cut, group)
+    return None
