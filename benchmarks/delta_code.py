@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cocodiff_compile.report.describe import format_table
+from cocodiff_compile.report.tables import format_table
 from cocodiff_compile.v_major.delta_code import BITS, send, update
 
 SHAPE = (2, 148 * 8 * 2, 32)

@@ -20,15 +20,16 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.slow_links import slow_links
-from cocodiff_compile.lab.fake_ranks import fake_ranks
+from cocodiff_compile.lab.diffusers_ulysses import enable_ulysses
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
 from cocodiff_compile.report.collect import collect_reports
-from cocodiff_compile.report.describe import format_table
+from cocodiff_compile.report.tables import format_table
 
 LAYERS = (2, 8, 24)
 BACKENDS = ("inductor", "cocodiff")
@@ -90,8 +91,9 @@ def measure(backend: str, layers: int) -> Cost:
     ):
         model = small.build(num_layers=layers // 2, heads=8, head_size=32)
         inputs = small.inputs(model, image_tokens=256, text_tokens=32)
-        parallelize(model)
-        options = {} if backend == "inductor" else {"topology": topology}
+        options: dict[str, Any] = {"topology": topology, "shard": {"min_gain": 0}}
+        if backend == "inductor":
+            model, options = enable_ulysses(model), {}
         compiled = torch.compile(model, backend=backend, fullgraph=True, options=options)
         begin = time.perf_counter()
         compiled(**inputs)

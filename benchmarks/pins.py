@@ -33,10 +33,9 @@ from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.ir.collectives import is_wait
-from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.report.describe import format_table
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
+from cocodiff_compile.report.tables import format_table
 from cocodiff_compile.schedule.graph_tasks import is_anchor
 
 MODELS = ("flux", "wan")
@@ -144,10 +143,11 @@ def compile_with(pins: Pins, name: str, dtype: torch.dtype, chunks: Mapping[str,
     torch._dynamo.reset()
     torch.manual_seed(0)
     with slow_links(NUM_RANKS) as topology, fresh_cache():
-        config = CompileConfig.from_options({"topology": topology, **chunks})
+        config = CompileConfig.from_options(
+            {"topology": topology, "shard": {"min_gain": 0}, **chunks}
+        )
         model = small.build(num_layers=2, heads=8, head_size=32).to(dtype)
         inputs = small.inputs(model, image_tokens=512, text_tokens=64)
-        parallelize(model)
 
         def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
             return compile_graph(gm, example_inputs, config, generate)

@@ -31,7 +31,7 @@ from cocodiff_compile.lab.one_exchange import exchange_graph, split_only_exchang
 from cocodiff_compile.ranks.agreement.all_ranks import largest
 from cocodiff_compile.ranks.groups import make_machine
 from cocodiff_compile.ranks.live_topology import live_topology
-from cocodiff_compile.report.describe import format_table
+from cocodiff_compile.report.tables import format_table
 from cocodiff_compile.topology.machine import Machine
 from cocodiff_compile.topology.phases import Phases
 

@@ -22,11 +22,11 @@ import cocodiff_compile
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.progress import Say, timed_sayer
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.ranks.agreement.all_ranks import gathered
 from cocodiff_compile.ranks.launch.init_distributed import init_distributed
 from cocodiff_compile.ranks.launch.launchers import Launch, find_launch
-from cocodiff_compile.report.describe import format_bytes, format_graph, format_table
+from cocodiff_compile.report.describe import format_graph
+from cocodiff_compile.report.tables import format_bytes, format_table
 
 NUM_NODES = 2
 TILES_PER_NODE = 2
@@ -73,7 +73,7 @@ def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
     eager = _denoise(settings, model, lambda text: progress.say(f"  {text}"))
     progress.say(
         f"{num_ranks} gloo ranks ({NUM_NODES} emulated nodes x {TILES_PER_NODE} tiles), "
-        "compiled by backend 'cocodiff'; the first step compiles"
+        "the plain model, shared out by backend 'cocodiff'; the first step compiles"
     )
     with progress.while_waiting("  still compiling"):
         ranks = run_local_ranks(
@@ -148,9 +148,10 @@ def _local_rank(_rank: int, _num_ranks: int, settings: DemoSettings) -> dict[str
 def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> dict[str, Any]:
     model = settings.build(device)
     expected = settings.small_model.num_ulysses_attentions(model)
-    parallelize(model)
-    options: dict[str, Any] = {"debug_dir": settings.debug_dir}
-    compiled: Any = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
+    options: dict[str, Any] = {"shard": {"min_gain": 0}, "debug_dir": settings.debug_dir}
+    compiled: Any = torch.compile(
+        model, backend="cocodiff", fullgraph=True, dynamic=False, options=options
+    )
     with cocodiff_compile.collect_reports() as reports:
         denoised = _denoise(settings, compiled, say)
     return {

@@ -8,7 +8,7 @@ from cocodiff_compile.cost.exchanges import messages_per_exchange
 from cocodiff_compile.cost.phase_plan import plan_phases
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.given_values import shown
-from cocodiff_compile.report.describe import format_rows
+from cocodiff_compile.report.tables import format_rows
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.measured_phase import REACH

@@ -77,6 +77,8 @@ class SmallModel:
     timestep_key: str = "timestep"
     timestep_scale: float = 1.0  # from the scheduler's 0..1000
     latents_are_a_list: bool = False
+    prepare: Callable[[Any], None] = lambda _model: None
+    """Does what the model would do in its first call, and no graph can hold."""
 
     @property
     def model_class(self) -> type[nn.Module]:
@@ -103,6 +105,7 @@ class SmallModel:
             torch.manual_seed(seed)
             model: nn.Module = self.model_class(**{**common, **self.config(size)})
         cast_parameters(model, dtype)
+        self.prepare(model)
         return model.eval()
 
     def inputs(
@@ -177,9 +180,14 @@ def _wan_config(_size: ModelSize) -> dict[str, Any]:
     return {"freq_dim": 32}
 
 
+def _fill_z_image_rope(model: Any) -> None:
+    rope = model.rope_embedder
+    rope.freqs_cis = rope.precompute_freqs_cis(rope.axes_dims, rope.axes_lens, theta=rope.theta)
+
+
 _SD3_ATTN = _BLOCKS + "attn2?"
 _WAN_ATTN = r"blocks\.\d+\.attn1"
-"""Wan's cross-attention (attn2) keeps its text whole and exchanges nothing."""
+"""Cross-attention (attn2) reads the whole text and exchanges nothing."""
 
 SMALL_MODELS: dict[str, SmallModel] = {
     model.name: model
@@ -210,7 +218,7 @@ SMALL_MODELS: dict[str, SmallModel] = {
             "ltx",
             "LTXVideoTransformer3DModel",
             inputs_of.ltx_inputs,
-            _BLOCKS + "attn[12]",
+            _BLOCKS + "attn1",
             has_mask=True,
         ),
         SmallModel(
@@ -232,6 +240,7 @@ SMALL_MODELS: dict[str, SmallModel] = {
             "hunyuan-video",
             "HunyuanVideoTransformer3DModel",
             inputs_of.hunyuan_inputs,
+            rf"({_BLOCKS}|context_embedder\.token_refiner\.refiner_blocks\.\d+\.)attn",
             config=lambda _size: {"num_refiner_layers": 1},
             has_mask=True,
         ),
@@ -239,13 +248,14 @@ SMALL_MODELS: dict[str, SmallModel] = {
             "z-image",
             "ZImageTransformer2DModel",
             inputs_of.z_image_inputs,
-            r"(noise_refiner|layers)\.\d+\.attention",
+            r"(noise_refiner|context_refiner|layers)\.\d+\.attention",
             lambda _size: {"axes_lens": [1024, 256, 256]},
             has_mask=True,
             latent_key="x",
             timestep_key="t",
             timestep_scale=0.001,
             latents_are_a_list=True,
+            prepare=_fill_z_image_rope,
         ),
     )
 }

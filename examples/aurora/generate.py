@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import ContextParallelConfig, DiffusionPipeline
 from torch import distributed as dist
 
 import cocodiff_compile
-from cocodiff_compile.parallel import parallelize
 
 
 def main() -> None:
@@ -33,11 +32,15 @@ def main() -> None:
 
     device = cocodiff_compile.init_distributed()
     pipe = DiffusionPipeline.from_pretrained(given.weights, torch_dtype=torch.bfloat16).to(device)
-    parallelize(pipe.transformer)
-    if given.backend != "none":
+    if given.backend == "cocodiff":
         pipe.transformer = torch.compile(
-            pipe.transformer, backend=given.backend, fullgraph=True, dynamic=False
+            pipe.transformer, backend="cocodiff", dynamic=False, options={"shard": "tokens"}
         )
+    else:  # diffusers' own Ulysses, for the classes that have it
+        ulysses = ContextParallelConfig(ulysses_degree=dist.get_world_size())
+        pipe.transformer.enable_parallelism(config=ulysses)
+        if given.backend == "inductor":
+            pipe.transformer = torch.compile(pipe.transformer, fullgraph=True, dynamic=False)
     for run in range(given.runs):
         begin = time.perf_counter()
         picture = pipe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cocodiff_compile.lab.bench.results import NOISE_LIMIT, Point, Report, VariantResult
-from cocodiff_compile.report.describe import format_rows, format_table
+from cocodiff_compile.report.tables import format_rows, format_table
 
 _COMPARED = ("point", "variant", "step ms", "", "over stock", "", "change", "noise", "")
 

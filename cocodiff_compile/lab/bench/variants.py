@@ -6,10 +6,10 @@ a second worker group besides the main one.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,8 +17,12 @@ from torch import nn
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.bench.cases import Workload
-from cocodiff_compile.parallel import parallelize
-from cocodiff_compile.parallel.make_mesh import at_least_one_device
+from cocodiff_compile.lab.diffusers_ulysses import (
+    at_least_one_device,
+    enable_ulysses,
+    has_ulysses,
+)
+from cocodiff_compile.passes import PASS_NAMES
 
 Kind = Literal["stock", "rival", "ours"]
 
@@ -36,31 +40,28 @@ OVERLAP_PASSES = {
 """Turns on Inductor's overlap of collectives. Since torch 2.10 the flag alone has no effect."""
 
 
+SHARED: Mapping[str, Any] = {"shard": {"min_gain": 0}}
+"""Everything is shared out that can be: the models are small, and their links are slow."""
+ONLY_SHARED = {**SHARED, "disable": tuple(name for name in PASS_NAMES if name != "shard-tokens")}
+"""The graph that shard-tokens makes, which Inductor orders and compiles as any other."""
+
+
 def stock_ulysses(workload: Workload) -> nn.Module:
-    """Returns the model with diffusers' own Ulysses, or that of `parallelize` if it has none."""
-    from diffusers import ContextParallelConfig  # noqa: PLC0415  (slow, and optional)
-
+    """Returns the model with diffusers' own Ulysses, or the plain model if diffusers has none."""
     model = workload.build()
-    if not has_stock_ulysses(type(model)):
-        return parallelize(model)
-    # diffusers 0.42 calls this where a plan splits arguments it has to look for, as Wan's does.
-    if not hasattr(logging.Logger, "warning_once"):
-        setattr(logging.Logger, "warning_once", logging.Logger.warning)  # noqa: B010
-    config = ContextParallelConfig(ulysses_degree=torch.distributed.get_world_size())
-    with at_least_one_device():
-        model.enable_parallelism(config=config)  # type: ignore[operator]
-    return model
+    return enable_ulysses(model) if has_ulysses(type(model)) else model
 
 
-def has_stock_ulysses(model_class: type[nn.Module]) -> bool:
-    return getattr(model_class, "_cp_plan", None) is not None
+def plain_model(workload: Workload) -> nn.Module:
+    """Returns a model that computes everything on every rank."""
+    return workload.build()
 
 
 def ulysses_of(workload: Workload) -> str:
     """Returns whose Ulysses the variants called "diffusers" run."""
-    if has_stock_ulysses(workload.small_model.model_class):
+    if has_ulysses(workload.small_model.model_class):
         return "diffusers"
-    return "cocodiff_compile.parallel (diffusers has no plan for this architecture)"
+    return "shard-tokens (diffusers has no plan for this architecture)"
 
 
 def cache_dit_async(workload: Workload) -> nn.Module:
@@ -102,22 +103,65 @@ class Variant:
     worker_group: str = MAIN_GROUP
     measures_links: bool = False
     """Whether it measures the links to decide, and is compiled again for every link speed."""
+    by_block: bool = False
+    """Whether its blocks are compiled one by one."""
 
     def compile(self, model: nn.Module, fullgraph: bool) -> Callable[..., Any]:
+        """Returns what runs a step."""
+        if self.build is stock_ulysses and not has_ulysses(type(model)):
+            return self._compile_sharded(model, fullgraph)
         if self.options is None:
             return model
-        return torch.compile(  # type: ignore[call-overload,no-any-return]
-            model,
-            backend=self.backend,
-            fullgraph=fullgraph,
-            dynamic=False,
-            options=dict(self.options),
-            isolate_recompiles=True,
-        )
+        if self.by_block:
+            model.compile_repeated_blocks(  # type: ignore[operator]
+                backend=self.backend, options=dict(self.options), fullgraph=fullgraph, dynamic=False
+            )
+            return model
+        return _compiled(model, self.backend, self.options, fullgraph)
+
+    def _compile_sharded(self, model: nn.Module, fullgraph: bool) -> Callable[..., Any]:
+        """Compiles a model for which diffusers has no Ulysses. Raises UserError if it is to run
+        eagerly, where nobody makes Ulysses.
+        """
+        if self.options is None:
+            raise UserError(f"diffusers has no Ulysses for {type(model).__name__}")
+        if self.kind == "ours":
+            return _compiled(model, self.backend, {**self.options, **SHARED}, fullgraph)
+        compiled = _compiled(model, "cocodiff", ONLY_SHARED, fullgraph)
+        return _with_settings(compiled, self.options)
+
+
+def _compiled(
+    model: nn.Module, backend: str, options: Mapping[str, Any], fullgraph: bool
+) -> Callable[..., Any]:
+    return torch.compile(  # type: ignore[call-overload,no-any-return]
+        model,
+        backend=backend,
+        fullgraph=fullgraph,
+        dynamic=False,
+        options=dict(options),
+        isolate_recompiles=True,
+    )
+
+
+def _with_settings(call: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """Returns a call under settings of Inductor."""
+
+    @functools.wraps(call)
+    def under_settings(*args: Any, **kwargs: Any) -> Any:
+        with torch._inductor.config.patch(dict(settings)):
+            return call(*args, **kwargs)
+
+    return under_settings
 
 
 def _ours(name: str, title: str, **options: Any) -> Variant:
     return Variant(name, title, stock_ulysses, options, "ours", "cocodiff", measures_links=True)
+
+
+def _shared(name: str, title: str, by_block: bool = False) -> Variant:
+    variant = _ours(name, title, **SHARED)
+    return replace(variant, build=plain_model, by_block=by_block)
 
 
 VARIANTS = {
@@ -137,6 +181,9 @@ VARIANTS = {
             worker_group="cache-dit",
         ),
         _ours("cocodiff", "cocodiff"),
+        replace(_ours("cocodiff-blocks", "cocodiff, by blocks"), by_block=True),
+        _shared("cocodiff-shard", "cocodiff, plain model"),
+        _shared("cocodiff-shard-blocks", "cocodiff, plain model, by blocks", by_block=True),
         _ours("cocodiff-flat", "cocodiff, tapa off", tapa="off"),
         _ours("cocodiff-phases", "cocodiff, tapa on", tapa="on"),
         _ours("cocodiff-whole", "cocodiff, no chunks", head_chunks=1),

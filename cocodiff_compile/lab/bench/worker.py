@@ -50,17 +50,18 @@ class Worker:
         self._inputs = workload.inputs(model)
         self._reference = self._sample(model)
         """The result of the whole model in this process, eager."""
-        self._models: dict[Callable[[Workload], nn.Module], nn.Module] = {}
+        self._models: dict[tuple[Callable[[Workload], nn.Module], bool], nn.Module] = {}
         self._calls: dict[str, Callable[..., Any]] = {}
 
     def build(self, name: str) -> str:
         """Builds the parallel model of a variant and calls it; returns the reason if that fails."""
-        build = VARIANTS[name].build
+        variant = VARIANTS[name]
+        key = (variant.build, variant.by_block)  # blocks are compiled in place
         try:
-            if build not in self._models:
-                model = build(self._workload)
+            if key not in self._models:
+                model = variant.build(self._workload)
                 self._sample(model)  # some of diffusers' hooks compile only after a first call
-                self._models[build] = model
+                self._models[key] = model
         except Exception as error:
             return _reason(error)
         return ""
@@ -72,6 +73,8 @@ class Worker:
         try:
             with collect_reports() as reports:
                 sample = self._first_call(name, notes)
+                if VARIANTS[name].by_block:  # from now on blocks hand on shares
+                    sample = self._sample(self._calls[name])
             seconds = time.monotonic() - begin
             difference = self._check(sample)
             with local_groups() as collectives:
@@ -84,7 +87,8 @@ class Worker:
 
     def _first_call(self, name: str, notes: list[str]) -> torch.Tensor:
         """Compiles and calls a variant, as one graph if possible."""
-        variant, model = VARIANTS[name], self._models[VARIANTS[name].build]
+        variant = VARIANTS[name]
+        model = self._models[variant.build, variant.by_block]
         self._calls[name] = variant.compile(model, fullgraph=True)
         try:
             return self._sample(self._calls[name])

@@ -23,7 +23,7 @@ from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures, save
 from cocodiff_compile.lab.quality.ranks import measure_quality
 from cocodiff_compile.lab.quality.settings import POLICIES, QualitySettings, v_major_of
 from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
-from cocodiff_compile.report.describe import format_rows
+from cocodiff_compile.report.tables import format_rows
 from cocodiff_compile.v_major.options import VMajorOptions
 
 _TIMEOUT_S = 3 * 3600.0

@@ -19,10 +19,10 @@ from cocodiff_compile.lab.bench.cases import DTYPES
 from cocodiff_compile.lab.bench.find_rate import set_share
 from cocodiff_compile.lab.bench.links import links_are_ours, sent_while
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups, traffic_between
+from cocodiff_compile.lab.diffusers_ulysses import enable_ulysses
 from cocodiff_compile.lab.progress import Say
 from cocodiff_compile.lab.quality.settings import EXACT, QualitySettings, v_major_of
 from cocodiff_compile.lab.quality.small_dit import WEIGHTS, load_small_dit, sample_pictures
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 from cocodiff_compile.v_major.denoising import StepRecord
 
@@ -52,7 +52,8 @@ class _Variant:
 
 def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
     """Returns plain data and pictures, the same on every rank. All ranks must call this."""
-    variants = [_Variant(EXACT, torch.compile(_model(settings), fullgraph=True, dynamic=False))]
+    exact = torch.compile(enable_ulysses(_model(settings)), fullgraph=True, dynamic=False)
+    variants = [_Variant(EXACT, exact)]
     seconds = _run(variants[0], settings, 0)
     say(f"{EXACT}: Inductor, ready in {seconds:.0f} s")
     rate_mbit = _set_share(variants[0], settings, say) if settings.share else None
@@ -77,7 +78,7 @@ def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
 
 def _model(settings: QualitySettings) -> nn.Module:
     model = load_small_dit(Path(settings.weights) if settings.weights else WEIGHTS)
-    return parallelize(model.to(DTYPES[settings.dtype]))
+    return model.to(DTYPES[settings.dtype])
 
 
 def _compiled(settings: QualitySettings, v_major: dict[str, Any]) -> Callable[..., Any]:
@@ -86,7 +87,11 @@ def _compiled(settings: QualitySettings, v_major: dict[str, Any]) -> Callable[..
         backend="cocodiff",
         fullgraph=True,
         dynamic=False,
-        options={"v_major": v_major, **({} if settings.share else _PLAIN)},
+        options={
+            "shard": {"min_gain": 0},
+            "v_major": v_major,
+            **({} if settings.share else _PLAIN),
+        },
         isolate_recompiles=True,
     )
 

@@ -15,20 +15,21 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional
 
 from cocodiff_compile.compat import FakeTensorMode, TorchDispatchMode, make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
-from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.config import CompileConfig, ShardOptions
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import UserError
-from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.simulate.program import (
     Program,
     eager_program,
@@ -37,7 +38,8 @@ from cocodiff_compile.lab.simulate.program import (
     simulated_costs,
 )
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape
-from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
+from cocodiff_compile.shard.token_share import WHOLE, TokenShare, gathered_rows
 from cocodiff_compile.topology.axes import Topology
 
 Piece: TypeAlias = "_EagerCalls | _Compiled"
@@ -142,11 +144,17 @@ def capture_step(
         with mode:
             model = shape.build(case.max_layers)
             inputs = shape.inputs(model, case.resolution, degree)
-        parallelize_padded(model, shape.heads, degree)  # not under the mode: meshes are real
-        _compile_blocks(model, _backend(variants, device, recorder), recorder)
-        with mode, recorder:
+        _compile_blocks(model, _backend(_shared(variants, degree), device, recorder), recorder)
+        with mode, recorder, _padded_heads(shape.heads, degree):
+            model(**inputs)
+            recorder.step = CapturedStep()  # from its second call on, blocks hand on shares
             model(**inputs)
     return recorder.step
+
+
+def _shared(variants: Mapping[str, CompileConfig], degree: int) -> dict[str, CompileConfig]:
+    shard = ShardOptions(degree=degree, min_gain=0)
+    return {name: replace(config, shard=shard) for name, config in variants.items()}
 
 
 def padded_to(heads: int, degree: int) -> int:
@@ -154,20 +162,26 @@ def padded_to(heads: int, degree: int) -> int:
     return -(-heads // degree) * degree
 
 
-def parallelize_padded(model: nn.Module, heads: int, degree: int) -> None:
-    """Calls `parallelize` as if each attention had the padded number of heads, since it refuses
-    fewer heads than ranks. That heads of zeros are added is an assumption, which the report states.
+@contextmanager
+def _padded_heads(heads: int, degree: int) -> Iterator[None]:
+    """Adds heads of zeros to self-attentions that have fewer than ranks, which shard-tokens leaves
+    whole. That somebody would do so is an assumption, which the report states.
     """
-    attentions: list[Any] = [
-        module for module in model.modules() if getattr(module, "heads", None) == heads
-    ]
-    for attention in attentions:
-        attention.heads = padded_to(heads, degree)
-    try:
-        parallelize(model, ulysses_degree=degree)
-    finally:
-        for attention in attentions:
-            attention.heads = heads
+    plain = functional.scaled_dot_product_attention
+    missing = padded_to(heads, degree) - heads
+
+    def padded(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        if key.shape != query.shape:
+            return plain(query, key, value, **options)
+        pads = (0, 0, 0, 0, 0, missing)
+        query, key, value = (functional.pad(item, pads) for item in (query, key, value))
+        return plain(query, key, value, **options)[:, :heads]
+
+    if heads >= degree:
+        yield
+        return
+    with mock.patch.object(functional, "scaled_dot_product_attention", padded):
+        yield
 
 
 _CHATTY_LOGGERS = ("diffusers", "diffusers.models.modeling_utils")
@@ -197,8 +211,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.step = CapturedStep()
 
     def __torch_dispatch__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if TokenShare in types:
+            return NotImplemented  # it calls ops on what one rank holds
+        if func is WHOLE:
+            with self:
+                return gathered_rows(*args)
         result = func(*args, **(kwargs or {}))
         self.step.eager.add(func, args, kwargs or {}, result)
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cocodiff_compile.cost.exchanges import phase_seconds
-from cocodiff_compile.report.describe import format_rows
+from cocodiff_compile.report.tables import format_rows
 from cocodiff_compile.topology.presets import aurora
 
 RANKS = 12

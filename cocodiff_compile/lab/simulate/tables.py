@@ -8,7 +8,7 @@ from typing import Any
 from cocodiff_compile.lab.simulate.microbenchmark import Figure
 from cocodiff_compile.lab.simulate.run import Row, Simulation
 from cocodiff_compile.report.chrome_trace import ChromeTrace
-from cocodiff_compile.report.describe import format_rows
+from cocodiff_compile.report.tables import format_rows
 
 
 def format_simulation(simulation: Simulation) -> str:

@@ -1,6 +1,6 @@
 """Ways of exchanging that are compared: configurations of the backend, by name.
 
-    flat    recognition alone: the exchanges as the model has them
+    flat    the plain model shared out and recognised: the exchanges as they are made
     tapa    every exchange in the phases of the paper: innermost axis, then all others at once
     auto    the backend's defaults: the cheapest plan per exchange, and every pass there is
     A | B   every exchange in these phases
@@ -43,7 +43,7 @@ def variants_for(topology: Topology, source: str, all_plans: bool) -> dict[str, 
 
 
 def _all_but(*passes: str) -> tuple[str, ...]:
-    return tuple(name for name in PASS_NAMES if name not in passes)
+    return tuple(name for name in PASS_NAMES if name not in ("shard-tokens", *passes))
 
 
 def _cuts(axes: tuple[Axis, ...]) -> Iterator[list[tuple[Axis, ...]]]:
