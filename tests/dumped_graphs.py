@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 import cocodiff_compile
-from cocodiff_compile.lab.fake_ranks import fake_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
 from cocodiff_compile.v_major.options import VMajorOptions
 from tests.support.idioms import IDIOMS
 
@@ -76,8 +75,8 @@ def _explain_model(name: str, options: Mapping[str, Any]) -> None:
     with fake_ranks(NUM_RANKS):
         model = small.build(num_layers=1, heads=4, head_size=32)
         inputs = small.inputs(model, image_tokens=128, text_tokens=16)
-        parallelize(model)
-        cocodiff_compile.explain(model, **inputs, options=options)
+        shared = {**options, "shard": {"min_gain": 0}}
+        cocodiff_compile.explain(model, **inputs, options=shared)
 
 
 def _policy(name: str) -> dict[str, Any]:

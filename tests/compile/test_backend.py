@@ -22,8 +22,6 @@ import cocodiff_compile
 from cocodiff_compile.compat import make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.pipeline.run_passes import PipelineReport
 from cocodiff_compile.report.collect import GraphReport, collect_reports, publish
 from cocodiff_compile.say_once import forget_what_was_said
@@ -86,7 +84,7 @@ def test_a_model_without_ulysses_compiles_as_inductor_would_and_says_so_once(
             assert torch.equal(result, torch.compile(model)(_x()))
     said = [record.getMessage() for record in caplog.records if "no Ulysses" in record.getMessage()]
     assert len(said) == 1
-    assert "parallelize(model)" in said[0]
+    assert "options={'shard': 'tokens'}" in said[0]
 
 
 def test_without_a_process_group_it_says_what_to_call(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,16 +107,6 @@ def test_a_ulysses_model_with_gradients_on_still_runs(caplog: pytest.LogCaptureF
     with fake_ranks(2), caplog.at_level(logging.WARNING, "cocodiff_compile"):
         assert torch.compile(Block(), backend="cocodiff")(_x()).requires_grad
     assert "gradients are on" in caplog.text
-
-
-def test_a_parallelised_diffusers_model_names_gradients_as_the_cause() -> None:
-    small = SMALL_MODELS["flux"]
-    with fake_ranks(2):
-        model = small.build(num_layers=1)
-        inputs = small.inputs(model)
-        compiled = torch.compile(parallelize(model), backend="cocodiff_eager", fullgraph=True)
-        with pytest.raises(Exception, match=r"call it under torch\.no_grad"):
-            compiled(**inputs)
 
 
 def test_each_piece_around_a_graph_break_is_handled_on_its_own(

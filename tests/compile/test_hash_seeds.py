@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import cocodiff_compile
-from cocodiff_compile.lab.fake_ranks import fake_ranks
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
 from tests.dumped_graphs import FORCED, machine_options, plain
 from tests.support.random_dits import RandomDit
 

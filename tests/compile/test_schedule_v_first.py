@@ -31,7 +31,6 @@ from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.ir.aten import MATMUL
 from cocodiff_compile.ir.records import Leg, UlyssesSite
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.schedule.graph_tasks import is_anchor
 from cocodiff_compile.schedule.peak_memory import peak_bytes
@@ -79,12 +78,12 @@ def generated(name: str, chunks: int, runs: int) -> Generated:
     with tempfile.TemporaryDirectory() as folder, fake_ranks(2):
         topology = slow_links(Path(folder) / "slow.json")
         options = {"topology": topology, "head_chunks": chunks, "token_chunks": runs}
+        options["shard"] = {"min_gain": 0}
         config = CompileConfig.from_options(options)
         model = small.build(num_layers=1, heads=4, head_size=32)
         if runs > 1 and small.num_ulysses_attentions(model) == 1:
             model = small.build(num_layers=2, heads=4, head_size=32)
         inputs = small.inputs(model, image_tokens=128, text_tokens=16)
-        parallelize(model)
 
         def backend(gm: GraphModule, example_inputs: Sequence[object]) -> object:
             return compile_graph(gm, example_inputs, config, keep, dry_run=True)

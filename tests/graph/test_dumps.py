@@ -17,7 +17,6 @@ from cocodiff_compile.ir.aten import emit
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.pipeline.run_passes import Pipeline, Stage
 from cocodiff_compile.report.dumps import FolderDump
 from tests.support.captured import capture, fake_ranks
@@ -77,10 +76,10 @@ def test_the_dump_of_a_public_model_over_a_part_of_the_world_runs(
     with fake_ranks(4, rank=3):
         model = small.build(num_layers=1)
         inputs = small.inputs(model)
-        parallelize(model, ulysses_degree=2)
-        cocodiff_compile.explain(model, **inputs, options={"debug_dir": tmp_path})
+        options = {"shard": {"min_gain": 0, "degree": 2}, "debug_dir": tmp_path}
+        cocodiff_compile.explain(model, **inputs, options=options)
     (folder,) = (tmp_path / "rank_003").iterdir()
-    assert _run(folder / "01_recognize-ulysses.py").strip()
+    assert _run(folder / "01_shard-tokens.py").strip()
 
 
 def test_a_dump_with_symbolic_sizes_runs(tmp_path: Path) -> None:

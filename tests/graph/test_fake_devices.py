@@ -29,7 +29,6 @@ from cocodiff_compile.ir.aten import bound, shape_of, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import collectives_by_group
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes import PASS_NAMES
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from tests.support.absent_devices import load_stand_in
@@ -38,6 +37,7 @@ from tests.support.hand_written import WIDTH, Block
 
 NUM_RANKS = 4
 EVERYTHING: dict[str, Any] = {
+    "shard": {"min_gain": 0},
     "tapa": "on",
     "head_chunks": 2,
     "token_chunks": 2,
@@ -133,7 +133,7 @@ def rewritten(name: str, kind: str) -> Rewritten:
         with mode, torch.device(kind):
             model = small.build(num_layers=LAYERS[name], heads=8, head_size=32)
             inputs = small.inputs(model, image_tokens=128, text_tokens=16)
-        return behind_passes(parallelize(model), inputs, mode, EVERYTHING)
+        return behind_passes(model, inputs, mode, EVERYTHING)
 
 
 CUDA = pytest.param("cuda", marks=pytest.mark.slow)
@@ -171,7 +171,7 @@ def test_every_pass_does_the_same(name: str, kind: str) -> None:
 
     found = did(rewritten(name, kind))
     assert found == did(rewritten(name, "cpu"))
-    assert set(found) == {*PASS_NAMES} - {"shard-tokens"}, "these models are parallelised"
+    assert set(found) == {*PASS_NAMES}
     idle = {pass_name for pass_name, (is_changed, _) in found.items() if not is_changed}
     assert idle <= {"recognize-ulysses", "split-projections"}, "these have nothing to change"
 

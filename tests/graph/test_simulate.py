@@ -23,6 +23,8 @@ from cocodiff_compile.lab.simulate.run import Row, SimulateSettings, Simulation,
 from cocodiff_compile.lab.simulate.tables import trace_data
 
 LAYERS = 3
+OUTPUT_CHANNELS = 2 * 2 * 16
+"""What Qwen-Image returns of a token: its pixels of the latents."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def test_bytes_are_those_of_padded_heads(at_96: Simulation) -> None:
     shape = find_shape("qwen-image")
     tokens = (shape.num_tokens(768) + shape.text_tokens_for(96)) // 96
     exchanged = 4 * LAYERS * tokens * 96 * shape.head_size * 2
-    gathered = 96 * (shape.num_tokens(768) // 96) * 64 * 2
+    gathered = shape.num_tokens(768) * OUTPUT_CHANNELS * 2
     sent = sum(use.rank_bytes for use in _row(at_96, "flat").links)
     assert sent == pytest.approx((exchanged + gathered) * 95 / 96)
     assert any("padded to 96" in note for note in at_96.notes)
@@ -139,7 +141,7 @@ def test_the_process_is_left_as_it_was(at_96: Simulation) -> None:  # noqa: ARG0
 
 
 def test_a_process_with_a_group_of_its_own_is_refused() -> None:
-    from cocodiff_compile.lab.fake_ranks import fake_ranks  # noqa: PLC0415
+    from cocodiff_compile.ranks.fake_ranks import fake_ranks  # noqa: PLC0415
 
     with fake_ranks(4), pytest.raises(UserError, match="a process of its own"):
         simulate(SimulateSettings("aurora", (1,), "flux", 768, max_layers=1))

@@ -120,8 +120,8 @@ def test_bytes_that_do_not_add_up_and_steps_below_the_limit_are_doubted() -> Non
 
 
 def test_it_is_said_whose_ulysses_stands_in_for_diffusers() -> None:
-    assert "cocodiff_compile.parallel" in format_report(
-        _report(_data(), ulysses="cocodiff_compile.parallel (diffusers has no plan)")
+    assert "Ulysses of shard-tokens" in format_report(
+        _report(_data(), ulysses="shard-tokens (diffusers has no plan)")
     )
 
 

@@ -269,7 +269,9 @@ def test_tokens_are_shared_out_if_asked_for() -> None:
     ("value", "words"),
     [
         ("heads", "allowed: None, 'tokens', or a dict with text keys"),
-        ({"degree": 2}, "unknown key 'degree' in option 'shard'"),
+        ({"ranks": 2}, "unknown key 'ranks' in option 'shard'"),
+        ({"degree": 0}, "allowed: None, or a whole number from 1"),
+        ({"compare": "never"}, "allowed: 'first', 'all'"),
         ({"group": "world"}, "allowed: a process group, or a mesh of one dim"),
         ({"min_gain": -1}, "allowed: a number from 0"),
         ({"min_gain": True}, "allowed: a number from 0"),

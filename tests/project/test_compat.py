@@ -38,6 +38,18 @@ def test_inductor_has_the_settings_it_is_handed_graphs_with(kind: DeviceKind) ->
         pass
 
 
+def test_capturing_is_noticed() -> None:
+    noticed = []
+
+    def backend(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        noticed.append(compat.is_capturing())
+        return gm.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert noticed == [True]
+    assert not compat.is_capturing()
+
+
 def test_compile_fx_takes_an_inner_compile_and_patches() -> None:
     parameters = inspect.signature(compat.compile_fx).parameters
     assert {"inner_compile", "config_patches"} <= set(parameters)

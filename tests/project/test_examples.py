@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,19 @@ def test_explain_model() -> None:
     assert done.returncode == 0, done.stderr
     assert "blocks.1.attn1" in done.stdout
     assert "2 recognised, 0 declined" in done.stdout
+
+
+def test_explain_sharing() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/explain_sharing.py", "wan", "4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "shared out, over 4 ranks: " in done.stdout
+    assert re.search(r"blocks\.0-1\.attn2 +2 +cross ", done.stdout)
 
 
 AURORA = ROOT / "examples" / "aurora"

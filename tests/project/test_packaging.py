@@ -102,3 +102,8 @@ def test_a_second_identity_from_the_checkout_is_refused(name: str) -> None:
 def test_the_console_script_names_its_version() -> None:
     script = Path(sys.executable).with_name("cocodiff")
     assert "cocodiff 0." in _run(str(script), "--version", cwd=ROOT)
+
+
+def test_importing_does_not_import_diffusers() -> None:
+    code = "import sys, cocodiff_compile; sys.exit('diffusers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,9 +17,9 @@ from cocodiff_compile.compiler import compile_graph, finish_graph
 from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.compiler.stages import Deciding
 from cocodiff_compile.decide.limits import Limits
+from cocodiff_compile.lab.bench.variants import ONLY_SHARED, SHARED
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from tests.ranks.test_compiled_ranks import AXES, INDUCTOR_ERROR, write_topology
 
 pytestmark = pytest.mark.gloo
@@ -45,7 +45,8 @@ def _adapted(heads: int) -> tuple[Any, dict[str, Any]]:
 def _run(_rank: int, num_ranks: int, topology: str) -> dict[str, Any]:
     small = SMALL_MODELS["flux"]
     model, inputs = _adapted(2 * num_ranks)
-    options = {"topology": topology, "tapa": "on", "head_chunks": 2, "token_chunks": 2}
+    options: dict[str, Any] = {**SHARED, "topology": topology, "tapa": "on"}
+    options |= {"head_chunks": 2, "token_chunks": 2}
     # Models are small: little to gain, and dequantised weights take much of the memory.
     any_gain = functools.partial(Deciding, limits=Limits(order_gain=-1.0, order_memory=2.0))
     kinds: list[list[str]] = []
@@ -61,8 +62,9 @@ def _run(_rank: int, num_ranks: int, topology: str) -> dict[str, Any]:
         cocodiff_compile.collect_reports() as reports,
     ):
         eager = small.sample(model(**inputs))
-        parallelize(model)
-        inductor = small.sample(torch.compile(model, fullgraph=True)(**inputs))
+        alone = torch.compile(model, backend="cocodiff", fullgraph=True, options=ONLY_SHARED)
+        inductor = small.sample(alone(**inputs))
+        reports.clear()
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
         result, (code,) = run_and_get_code(lambda: compiled(**inputs))
@@ -106,8 +108,8 @@ def _scaled(_rank: int, _num_ranks: int) -> list[float]:
     small = SMALL_MODELS["flux"]
     model, inputs = _adapted(4)
     plain, _ = _adapted(4)
-    parallelize(model)
-    compiled = torch.compile(model, backend="cocodiff", options={"v_first": False})
+    options: dict[str, Any] = {**SHARED, "v_first": False}
+    compiled = torch.compile(model, backend="cocodiff", options=options)
 
     def both(change: Any) -> None:
         change(model)

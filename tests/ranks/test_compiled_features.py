@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import cocodiff_compile
+from cocodiff_compile.lab.bench.variants import ONLY_SHARED, SHARED
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
-from tests.ranks.test_changed_models import offload_by_group, offload_by_model
 from tests.ranks.test_compiled_ranks import INDUCTOR_ERROR
+from tests.ranks.test_shard_changed_models import offload_by_group, offload_by_model
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -53,12 +53,14 @@ def _run(_rank: int, _num_ranks: int, name: str) -> dict[str, Any]:
     model = small.build(num_layers=1, heads=HEADS)
     inputs = small.inputs(model, image_tokens=24 * HEADS, text_tokens=8 * HEADS)
     context = torch.autocast("cpu", case.dtype) if casts else contextlib.nullcontext()
-    options = {"tapa": "off", "head_chunks": 2, "token_chunks": case.token_chunks}
+    options: dict[str, Any] = {**SHARED, "tapa": "off"}
+    options |= {"head_chunks": 2, "token_chunks": case.token_chunks}
     with torch.no_grad(), context, cocodiff_compile.collect_reports() as reports:
         expected = small.sample(model(**inputs))
-        parallelize(model)
         case.change(model)
-        inductor = small.sample(torch.compile(model)(**inputs))
+        alone = torch.compile(model, backend="cocodiff", options=ONLY_SHARED)
+        inductor = small.sample(alone(**inputs))
+        reports.clear()
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="cocodiff", options=options)
         found = [small.sample(compiled(**inputs)) for _ in range(2)]

@@ -25,10 +25,10 @@ from cocodiff_compile.compiler import compile_graph
 from cocodiff_compile.compiler.stages import Deciding
 from cocodiff_compile.decide.limits import Limits
 from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT
+from cocodiff_compile.lab.bench.variants import ONLY_SHARED, SHARED
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.one_exchange import exchange_graph, origins, split_only_exchange
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.ranks.groups import make_machine
 from cocodiff_compile.topology.files import load_topology
 from cocodiff_compile.topology.phases import all_phases
@@ -68,6 +68,8 @@ class Case:
     expected: Tensor
     expected_sites: int
     sample: Callable[[Any], Tensor] = lambda result: result
+    is_plain: bool = False
+    """Whether the compiler has to share it out."""
 
 
 def _public(name: str, heads: int) -> Case:
@@ -78,7 +80,7 @@ def _public(name: str, heads: int) -> Case:
         model, batch=2, masked=name in MASKED, image_tokens=24 * heads, text_tokens=8 * heads
     )
     expected = small.sample(model(**inputs))
-    return Case(parallelize(model), inputs, expected, expected_sites, small.sample)
+    return Case(model, inputs, expected, expected_sites, small.sample, is_plain=True)
 
 
 def _hand_written(rank: int, num_ranks: int) -> Case:
@@ -91,7 +93,8 @@ def _hand_written(rank: int, num_ranks: int) -> Case:
 
 
 def _run(rank: int, num_ranks: int, name: str, topology: str) -> dict[str, Any]:
-    options = {"topology": topology, "tapa": "on", "head_chunks": 2, "token_chunks": 2}
+    options: dict[str, Any] = {"topology": topology, "tapa": "on"}
+    options |= {"head_chunks": 2, "token_chunks": 2}
     any_gain = functools.partial(Deciding, limits=Limits(order_gain=-1.0))  # models are small
     with (
         mock.patch.object(compile_graph, "Deciding", any_gain),
@@ -100,7 +103,11 @@ def _run(rank: int, num_ranks: int, name: str, topology: str) -> dict[str, Any]:
     ):
         is_own = name == "hand-written"
         case = _hand_written(rank, num_ranks) if is_own else _public(name, 2 * num_ranks)
-        inductor = case.sample(torch.compile(case.model, fullgraph=True)(**case.inputs))
+        options |= SHARED if case.is_plain else {}
+        how = {"backend": "cocodiff", "options": ONLY_SHARED} if case.is_plain else {}
+        alone = torch.compile(case.model, fullgraph=True, **how)
+        inductor = case.sample(alone(**case.inputs))
+        reports.clear()
         torch._dynamo.reset()
         compiled = torch.compile(case.model, backend="cocodiff", fullgraph=True, options=options)
         ours = case.sample(compiled(**case.inputs))

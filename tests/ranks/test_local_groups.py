@@ -12,10 +12,10 @@ from cocodiff_compile.lab.bench.local_groups import (
     local_groups,
     traffic_between,
 )
-from cocodiff_compile.lab.fake_ranks import fake_ranks
+from cocodiff_compile.lab.diffusers_ulysses import enable_ulysses
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
 
 
 def _world_name() -> str:
@@ -64,7 +64,7 @@ def test_a_compiled_model_runs_without_its_network_and_with_it_again() -> None:
     with fake_ranks(2), torch.no_grad():
         model = small.build(num_layers=1, num_single_layers=2)
         inputs = small.inputs(model)
-        parallelize(model)
+        enable_ulysses(model)
         compiled = torch.compile(model, backend="cocodiff", fullgraph=True)
         compiled(**inputs)
         found = []

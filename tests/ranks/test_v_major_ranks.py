@@ -17,13 +17,13 @@ from torch import distributed as dist
 
 import cocodiff_compile
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.lab.bench.variants import ONLY_SHARED, SHARED
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
-from cocodiff_compile.parallel import parallelize
 
 pytestmark = pytest.mark.gloo
 
-PLAIN = {"v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
+PLAIN = {**SHARED, "v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
 """Where nothing but V-Major is looked at: quick to compile."""
 
 
@@ -31,7 +31,6 @@ def _flux(heads: int) -> tuple[SmallModel, Any, dict[str, Any]]:
     small = SMALL_MODELS["flux"]
     model = small.build(num_layers=1, heads=heads, head_size=16)
     inputs = small.inputs(model, image_tokens=8 * heads, text_tokens=4 * heads)
-    parallelize(model)
     return small, model, inputs
 
 
@@ -47,7 +46,7 @@ def _steps(inputs: dict[str, Any], count: int, seed: int = 0) -> list[dict[str, 
 
 
 def _compile(model: Any, **options: Any) -> Callable[..., Any]:
-    return torch.compile(model, backend="cocodiff", fullgraph=True, options=options)
+    return torch.compile(model, backend="cocodiff", fullgraph=True, options={**SHARED, **options})
 
 
 def _exact_then_lossy(_rank: int, num_ranks: int, token_chunks: int) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def _exact_then_lossy(_rank: int, num_ranks: int, token_chunks: int) -> dict[str
     small, model, inputs = _flux(2 * num_ranks)
     steps = _steps(inputs, 5)
     with torch.no_grad():
-        exact = torch.compile(model, fullgraph=True)
+        exact = torch.compile(model, backend="cocodiff", fullgraph=True, options=ONLY_SHARED)
         expected = [small.sample(exact(**step)) for step in steps]
         torch._dynamo.reset()
         v_major = {"policy": "fixed", "bits": 8, "warm_up": 3, "only_if_faster": False}
@@ -148,7 +147,6 @@ def _regional(_rank: int, _num_ranks: int) -> dict[str, Any]:
     small = SMALL_MODELS["flux"]
     model = small.build(num_layers=2, heads=4, head_size=16)
     inputs = small.inputs(model, image_tokens=32, text_tokens=16)
-    parallelize(model)
     steps = _steps(inputs, 3)
     with torch.no_grad():
         expected = [small.sample(model(**step)) for step in steps]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cocodiff_compile.compat import make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.config import CompileConfig
-from cocodiff_compile.lab.fake_ranks import fake_ranks
+from cocodiff_compile.ranks.fake_ranks import fake_ranks
 from tests.support.idioms import IDIOMS
 
 __all__ = ["INPUT_NAMES", "capture", "capture_calls", "fake_ranks", "is_weight_of", "weight_name"]

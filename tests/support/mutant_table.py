@@ -337,21 +337,80 @@ CODE_AND_POLICY = (
     ),
 )
 
-PARALLEL = (
-    _quick(
-        "padded rows counted as real",
-        "cocodiff_compile/parallel/token_padding.py",
-        "num_local * (self.degree - rank) - pad)",
-        "num_local * (self.degree - rank))",
-        "plan/test_token_padding",
+_ODD = "tests/values/test_shard_odd_inputs.py::test_ranks_compute_what_one_process_computes"
+_OWN = "tests/values/test_shard_tokens.py::test_models_of_ones_own_become_ulysses"
+_USED = "tests/ranks/test_token_shares.py::test_a_share_is_used_like_the_whole"
+
+SHARES = (
+    Mutant(
+        "padded keys take part in an attention",
+        "cocodiff_compile/shard/emit_shares.py",
+        "        if spans == [(0, sizes_of(tokens)[dim])]:",
+        "        if spans:",
+        (f"{_ODD}[NaN in padded rows]", f"{_OWN}[masked text, uneven]"),
     ),
-    _quick(
-        "each rank decides from its own tokens what a cache skips",
-        "cocodiff_compile/parallel/cache_decisions.py",
-        "return torch.stack(theirs).sum(0)",
-        "return mine",
-        "ranks/test_caches",
+    Mutant(
+        "a mask keeps the order of the whole sequence",
+        "cocodiff_compile/shard/emit_shares.py",
+        "            if dim < 0 or sizes_of(whole)[dim] == 1:",
+        "            if dim < 0 or sizes_of(whole)[dim] > 0:",
+        (f"{_OWN}[masked text]",),
+    ),
+    Mutant(
+        "shares at other places count as the wanted ones",
+        "cocodiff_compile/shard/shares.py",
+        "    if not step.cut.is_like(cut):",
+        "    if step.cut.dim != cut.dim:",
+        ("tests/values/test_op_rules.py::test_shares_lie_where_their_reader_wants_them",),
+    ),
+    Mutant(
+        "rows are written that are shared out at other places",
+        "cocodiff_compile/cut/rules.py",
+        "    first, last = view_rules.segments_within(cut, *view_rules.written_range(node), node)\n"
+        "    if whole is rows or",
+        "    first, last = 0, 0\n    if whole is rows and",
+        ("tests/values/test_op_rules.py::test_rows_are_written_at_their_own_places",),
+    ),
+    Mutant(
+        "a minimum cut of rounded times",
+        "cocodiff_compile/decide/shared_nodes.py",
+        "        units = seconds if math.isinf(seconds) else round(seconds / _UNIT_S)",
+        "        units = seconds",
+        (
+            "tests/values/test_coverage.py::test_a_class_is_shared_out_or_declined"
+            "[ZImageTransformer2DModel]",
+        ),
+    ),
+    Mutant(
+        "a part of a share is a copy",
+        "cocodiff_compile/shard/token_share.py",
+        "        made._held, made._source = None, _Source(self, of_share, of_whole)",
+        "        made._source = None",
+        (f"{_USED}[written through a part-no_grad]",),
+    ),
+    Mutant(
+        "a block may write to a share",
+        "cocodiff_compile/compiler/written_shares.py",
+        "        if targets and _writes(node):",
+        "        if not targets and _writes(node) and not node.args:",
+        (
+            "tests/ranks/test_token_shares.py::test_a_compiled_block_that_writes_to_a_share_is_refused",
+        ),
+    ),
+    Mutant(
+        "weights of other blocks are not compared",
+        "cocodiff_compile/compiler/shard_graph.py",
+        "        if self._first_call == begun_calls():",
+        "        if self._first_call == begun_calls() and not whole:",
+        ("tests/ranks/test_token_shares.py::test_other_weights_of_any_block_are_named",),
+    ),
+    Mutant(
+        "a digest without places",
+        "cocodiff_compile/ranks/agreement/same_inputs.py",
+        "(part * places[: len(part)]).sum()",
+        "part.sum()",
+        ("tests/ranks/test_shard_ranks.py::test_ranks_that_are_called_with_other_values_say_so",),
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*CUT_RULES, *GIVEN, *PASSES, *CODE_AND_POLICY, *PARALLEL)
+MUTANTS: tuple[Mutant, ...] = (*CUT_RULES, *GIVEN, *PASSES, *CODE_AND_POLICY, *SHARES)

@@ -257,6 +257,13 @@ def _expanded(op: Any, draw: Draw) -> OpCall:
     return OpCall(op, (tensor(draw, shape), [*in_front, *sizes]))
 
 
+def _repeated(op: Any, draw: Draw) -> OpCall:
+    x = tensor(draw, a_shape(draw))
+    in_front = draw(st.integers(0, 1))
+    repeats = [draw(st.sampled_from((1, 1, 2))) for _ in range(in_front + x.dim())]
+    return OpCall(op, (x, repeats))
+
+
 def _written(op: Any, draw: Draw) -> OpCall:
     x = tensor(draw, a_shape(draw))
     dim = draw(st.integers(0, x.dim() - 1))
@@ -363,6 +370,7 @@ CALLS: dict[Any, Callable[[Any, Draw], OpCall]] = {
     aten.constant_pad_nd.default: _padded,
     aten.index.Tensor: _indexed,
     aten.expand.default: _expanded,
+    aten.repeat.default: _repeated,
     aten.slice_scatter.default: _written,
     aten.copy.default: _overwritten,
     ALL_TO_ALL: _exchanged,
@@ -389,6 +397,7 @@ FAMILIES: dict[str, frozenset[Any]] = {
         "pads": _padded,
         "indices": _indexed,
         "expand": _expanded,
+        "repeat": _repeated,
         "writes": _written,
         "exchange": _exchanged,
     }.items()

@@ -16,6 +16,7 @@ from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.select_v_major import SelectVMajor
@@ -30,7 +31,6 @@ from tests.support.lockstep import (
     machine,
     machine_groups,
     per_rank,
-    run_lockstep,
 )
 from tests.support.random_dits import RandomDit
 

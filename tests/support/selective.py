@@ -19,6 +19,7 @@ from cocodiff_compile.ir.aten import ALL_GATHER, bound
 from cocodiff_compile.ir.collectives import parse_all_to_all
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Exchange, Recognition, copied
+from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.select_v_major import SelectVMajor
@@ -28,7 +29,7 @@ from cocodiff_compile.v_major.payload import UNCOMPRESSED, CachedRoles, Payload
 from tests.support import decided
 from tests.support.captured import INPUT_NAMES, capture_call, fake_ranks
 from tests.support.idioms import IDIOMS
-from tests.support.lockstep import captured_model, machine, machine_groups, per_rank, run_lockstep
+from tests.support.lockstep import captured_model, machine, machine_groups, per_rank
 
 NUM_RANKS = 6
 GRID = machine(2, 3)
@@ -297,12 +298,17 @@ def outputs_of_steps(selective: Selective, payload: Payload) -> list[list[tuple[
 def with_broken_element(
     inputs: Sequence[PerRank], names: Sequence[str], value: float
 ) -> list[list[Any]]:
-    """Returns a copy of `inputs` where one element of one rank's picture is `value`."""
+    """Returns a copy of `inputs` where one element of the share of rank 2 is `value`: of the tokens
+    of a sequence, or of a picture, about 5 twelfths lie before it.
+    """
     found = [list(mine) for mine in inputs]
     place = next(i for i, name in enumerate(names) if "hidden_states" in name)
     assert is_data(names[place], found[2][place])
-    found[2][place] = found[2][place].clone()
-    found[2][place].view(-1)[7] = value
+    broken = found[2][place] = found[2][place].clone()
+    if broken.dim() == 3:
+        broken[0, broken.shape[1] * 5 // 12, 7] = value
+    else:
+        broken[0, 0, broken.shape[2] * 5 // 12, broken.shape[3] // 2] = value
     return found
 
 

@@ -15,8 +15,6 @@ from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import ALL_TO_ALL
 from cocodiff_compile.ir.graph_pass import PassResult
-from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.pipeline.run_passes import broken_rule
@@ -85,12 +83,8 @@ def test_idiom_in_chunks_is_whole_bit_for_bit(name: str) -> None:
 
 
 def test_as_many_bytes_are_sent_in_chunks() -> None:
-    small = SMALL_MODELS["flux"]
-    model = small.build(num_layers=1, heads=12)
-    inputs = small.inputs(model)
     with fake_ranks(2):
-        parallelize(model)
-        gm, _ = capture_call(model, **inputs)
+        gm, *_ = captured_model("flux")
         recognition = recognize(gm.graph)
         _, result = chunk_all(gm, 3)
     assert result.recognition is not None

@@ -346,7 +346,7 @@ def test_chunks_are_made_where_they_are_estimated_to_pay(device: Device, is_cut:
 @pytest.mark.parametrize("name", ["flux", "sd3", "flux2", "wan"])
 @pytest.mark.parametrize("head_chunks", [1, 2])
 def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
-    """The tasks of a sketch are those of the graph in chunks, in every field."""
+    """The tasks of a sketch are those of the graph in chunks, in every field but their names."""
     with fake_ranks(6):
         gm, _, _ = captured_model(name, **ENOUGH)
         recognition = recognize(gm.graph)
@@ -359,7 +359,10 @@ def test_what_is_estimated_is_what_is_made(name: str, head_chunks: int) -> None:
         result = in_token_chunks(2)(gm.graph, recognition)
     assert result.changed
     assert result.recognition is not None
-    assert estimated == graph_tasks(gm.graph, result.recognition, costs).tasks
+    made = graph_tasks(gm.graph, result.recognition, costs).tasks
+    assert [replace(task, name="") for task in estimated] == [
+        replace(task, name="") for task in made
+    ]
 
 
 def test_a_layer_of_an_idiom_alone_is_cut_behind_its_attention() -> None:

@@ -38,10 +38,10 @@ from cocodiff_compile.ir.aten import (
 )
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.pointwise import POINTWISE
+from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.shard.emit_shares import EmitShares
 from cocodiff_compile.shard.shares import shared
 from cocodiff_compile.shard.wanted_cuts import WANTED, slicing_of
-from tests.support.lockstep import run_lockstep
 from tests.support.op_calls import (
     ATTENTIONS,
     CALLS,
@@ -425,3 +425,26 @@ def test_an_op_that_is_not_in_the_table_is_refused() -> None:
     (node,) = built.inputs
     with pytest.raises(CutUnknown, match="may mix chunks"):
         step_cut(built.nodes[0], {node: Cut(0, 1, (1, 1))})
+
+
+def test_rows_are_written_at_their_own_places() -> None:
+    built = _built(aten.slice_scatter.default, torch.randn(8, 3), torch.randn(4, 3), 0, 2, 6)
+    (node,), (whole, rows) = built.nodes, built.inputs
+    cut = Cut.over_ranks(0, 1, (2, 4, 2), NUM_RANKS)
+    reads = {whole: cut, rows: cut.with_segments((4,))}
+    assert step_cut(node, reads) == Step(cut, (whole, rows))
+    for other in (cut.with_segments((1, 3)), cut.with_segments((2, 2))):
+        with pytest.raises(CutUnknown, match="at other places"):
+            step_cut(node, {whole: cut, rows: other})
+    with pytest.raises(CutUnknown, match="begins or ends inside"):
+        step_cut(node, {whole: cut.with_segments((8,)), rows: cut.with_segments((4,))})
+
+
+def test_shares_lie_where_their_reader_wants_them() -> None:
+    """A result of two segments is no share of one segment, though all shares are as long."""
+    built = _built(aten.cat.default, [torch.randn(4, 3), torch.randn(4, 3)])
+    (node,) = built.nodes
+    wanted = Cut.over_ranks(0, 1, (4, 4), NUM_RANKS)
+    assert shared(node, wanted, {}).cut == wanted
+    with pytest.raises(CutUnknown, match="at other places than its reader"):
+        shared(node, wanted.with_segments((8,)), {})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,20 +12,19 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from cocodiff_compile.cut.cut import Cut, CutUnknown
-from cocodiff_compile.decide.shared_nodes import ShareCosts, Sharing, choose_sharing, why_not_shared
-from cocodiff_compile.devices.cpu import CPU
+from cocodiff_compile.decide.shared_nodes import Sharing, why_not_shared
 from cocodiff_compile.ir.aten import ALL_GATHER
 from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.lab.coverage.examine import sharded_copy
+from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.passes.recognize_ulysses import recognize
-from cocodiff_compile.passes.shard_tokens import ShardTokens
 from cocodiff_compile.shard.shares import AttentionMode, shared
 from tests.support.captured import capture_call, fake_ranks
 from tests.support.hand_written import WIDTH, Block
-from tests.support.lockstep import machine, machine_groups, run_lockstep
+from tests.support.lockstep import machine, machine_groups
 from tests.support.plain_dits import PLAIN
 
-COSTS = ShareCosts(CPU.guess, lambda size_bytes: 1e-6 + size_bytes / 1e9)
 MODELS = {
     "flux": {"Ulysses": 2},
     "sd3": {"Ulysses": 1},
@@ -39,16 +36,7 @@ MODELS = {
 
 
 def _sharded(gm: GraphModule, num_ranks: int) -> tuple[GraphModule, Sharing, Recognition]:
-    sharing = choose_sharing(gm.graph, num_ranks, COSTS)
-    ours = GraphModule(gm, copy.deepcopy(gm.graph))
-    of = dict(zip(gm.graph.nodes, ours.graph.nodes, strict=True))
-    steps = {
-        of[node]: replace(step, needs={of[item]: cut for item, cut in step.needs.items()})
-        for node, step in sharing.steps.items()
-    }
-    ShardTokens(steps, "0").run(ours.graph, Recognition())
-    ours.graph.eliminate_dead_code()
-    ours.graph.lint()
+    ours, sharing = sharded_copy(gm, num_ranks)
     return ours, sharing, recognize(ours.graph)
 
 
@@ -140,7 +128,7 @@ def test_symbolic_sizes_are_declined() -> None:
     plain = PLAIN["masked text"]
     with fake_ranks(4):
         gm, _ = capture_call(plain.build().eval(), *plain.inputs(), dynamic=True)
-    assert "sizes are symbolic" in why_not_shared(gm.graph)
+    assert "sizes are not known" in why_not_shared(gm.graph)
 
 
 def test_an_attention_that_reads_more_than_its_roles_is_not_shared_out() -> None:

@@ -6,14 +6,11 @@ import copy
 from dataclasses import replace
 
 import pytest
-import torch
 from torch.fx import GraphModule, Node
 
 from cocodiff_compile.cost.costs import Costs
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.ir.aten import PROJECTION, aten, is_alias
-from cocodiff_compile.lab.small_models import SMALL_MODELS
-from cocodiff_compile.parallel import parallelize
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.split_projections import (
     fused_projections,
@@ -113,12 +110,8 @@ def test_projections_are_split_where_an_early_start_pays(
 
 
 def test_a_model_without_fused_projections_is_left_to_the_letter() -> None:
-    small = SMALL_MODELS["flux"]
-    model = small.build(num_layers=1)
-    inputs = small.inputs(model)
-    with fake_ranks(2), torch.no_grad():
-        parallelize(model)
-        gm, _ = capture_call(model, **inputs)
+    with fake_ranks(2):
+        gm, *_ = captured_model("flux")
         before = str(gm.graph)
         result = unfused(_costs(1e6))(gm.graph, recognize(gm.graph))
     assert not result.changed

@@ -19,6 +19,7 @@ from cocodiff_compile.cost.exchanges import messages_per_exchange, traffic
 from cocodiff_compile.decide.phases import choose_phases
 from cocodiff_compile.ir.aten import ALL_TO_ALL, WAIT, aten, bound, size_bytes
 from cocodiff_compile.ir.graph_pass import PassResult
+from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.lab.one_exchange import (
     FLAT,
     exchange_graph,
@@ -54,7 +55,6 @@ from tests.support.lockstep import (
     machine,
     machine_groups,
     run_both,
-    run_lockstep,
 )
 from tests.support.traced import traced
 
