@@ -10,7 +10,7 @@ TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test test-slow test-torch test-faults fuzz mutants lint format bench bench-quick bench-timeline \
 	bench-own-cost bench-quality \
-	bench-v-major bench-coding bench-recognize bench-tapa bench-pins clean
+	bench-v-major bench-coding bench-recognize bench-tapa bench-pins bench-shard clean
 
 demo: $(STAMP)
 	$(BIN)/cocodiff demo
@@ -88,6 +88,9 @@ bench-own-cost: $(STAMP)
 
 bench-recognize: $(STAMP)
 	$(BIN)/python -m benchmarks.recognize_ulysses
+
+bench-shard: $(STAMP)
+	$(BIN)/python -m benchmarks.shard_tokens
 
 bench-pins: $(STAMP)
 	$(BIN)/python -m benchmarks.pins
