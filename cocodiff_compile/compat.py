@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
@@ -44,6 +44,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint, s
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 __all__ = [
     "TESTED_PYTHON",
     "TESTED_TORCH",
@@ -72,6 +74,7 @@ __all__ = [
     "list_mode_options",
     "make_boxed_func",
     "name_cpp_kernels",
+    "not_captured",
     "optimization_hint",
     "order_nodes",
     "outside_the_compiler",
@@ -172,6 +175,13 @@ def group_ranks(group_name: str) -> tuple[int, ...] | None:
 def is_capturing() -> bool:
     """Returns whether Dynamo or AOTAutograd is tracing a graph right now."""
     return TracingContext.try_get() is not None
+
+
+def not_captured(function: Function) -> Function:
+    """Decorates a function that Dynamo leaves alone, also where it captures what runs by itself
+    behind a graph break.
+    """
+    return cast(Function, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 def find_group(group_name: str) -> Any:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from cocodiff_compile.compat import not_captured
 from cocodiff_compile.shard.token_share import TokenShare
 
 
@@ -62,6 +63,16 @@ def is_gathered_behind() -> bool:
     return _calls.depth > 0
 
 
+@contextmanager
+def as_in_later_calls() -> Iterator[None]:
+    """A context in which shares are handed on as in every call of a model but its first."""
+    _calls.depth += 1
+    try:
+        yield
+    finally:
+        _calls.depth -= 1
+
+
 def is_inside_a_model() -> bool:
     """Returns whether a block is called by a model, which from its next call on gathers the shares
     that it returns.
@@ -76,13 +87,13 @@ def is_inside_a_model() -> bool:
     return model is not None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_captured
 def _enter(_model: nn.Module, _inputs: Any) -> None:
     _calls.begun += 1
     _calls.depth += 1
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_captured
 def _leave(_model: nn.Module, _inputs: Any, output: Any) -> Any:
     _calls.depth -= 1
     return pytree.tree_map_only(TokenShare, TokenShare.whole, output)

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from cocodiff_compile.compat import FakeTensorMode, ShapeEnv, make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.compiler.enclosing_module import as_in_later_calls
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.decide.shard_report import ShardReport
 from cocodiff_compile.errors import UserError
@@ -93,7 +94,7 @@ def explain(
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         return compile_graph(gm, example_inputs, config, _stand_in, dry_run=True)
 
-    with _asked_ranks(config), collect_reports() as reports, torch.no_grad():
+    with _asked_ranks(config), as_in_later_calls(), torch.no_grad(), collect_reports() as reports:
         compiled = torch.compile(  # type: ignore[call-overload]
             model, backend=backend, isolate_recompiles=True
         )

@@ -21,7 +21,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from cocodiff_compile.compat import find_group, is_capturing, outside_the_compiler
+from cocodiff_compile.compat import find_group, is_capturing, not_captured, outside_the_compiler
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.cut.view_rules import reshaped_cut
 from cocodiff_compile.ir.aten import ALL_GATHER, WAIT, aten
@@ -185,11 +185,13 @@ class TokenShare(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"TokenShare({list(self.shape)}, {self.cut.count} shares)"
 
-    # What torch does not dispatch
+    # What torch does not dispatch.
 
+    @not_captured
     def tolist(self) -> Any:
         return self.whole().tolist()
 
+    @not_captured
     def numpy(self, *, force: bool = False) -> Any:
         return self.whole().numpy(force=force)
 
@@ -210,6 +212,7 @@ class TokenShare(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
+    @not_captured
     def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],

@@ -21,7 +21,7 @@ from tests.support import pipeline_changes as change
 from tests.support.pipeline_changes import by_block, by_broken_block, nothing, whole
 from tests.support.tiny_pipelines import call_arguments, masked_prompts, tiny_pipeline
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
 TOLERANCE = 1e-3
 
@@ -202,22 +202,12 @@ def _check(group: str, names: Sequence[str], backend: str) -> None:
         assert all(torch.equal(*pair) for pair in pairs), name
 
 
-def test_a_pipeline_is_shared_out() -> None:
-    _check("whole", ["flux"], "cocodiff_eager")
-
-
-def test_a_pipeline_with_compiled_blocks_is_shared_out() -> None:
-    _check("blocks", ["qwen-image"], "cocodiff_eager")
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_pipeline_stays_right_whatever_is_done_to_it(group: str) -> None:
     _check(group, list(GROUPS[group]), "cocodiff_eager")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("group", GENERATED)
 def test_a_pipeline_is_compiled_by_inductor(group: str) -> None:

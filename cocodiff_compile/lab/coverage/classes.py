@@ -15,11 +15,18 @@ from torch import nn
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.coverage.image_classes import IMAGE_CLASSES
 from cocodiff_compile.lab.coverage.more_image_classes import MORE_IMAGE_CLASSES
+from cocodiff_compile.lab.coverage.more_video_classes import MORE_VIDEO_CLASSES
 from cocodiff_compile.lab.coverage.other_classes import OTHER_CLASSES
 from cocodiff_compile.lab.coverage.video_classes import VIDEO_CLASSES
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 
-CLASSES = {**IMAGE_CLASSES, **MORE_IMAGE_CLASSES, **VIDEO_CLASSES, **OTHER_CLASSES}
+CLASSES = {
+    **IMAGE_CLASSES,
+    **MORE_IMAGE_CLASSES,
+    **VIDEO_CLASSES,
+    **MORE_VIDEO_CLASSES,
+    **OTHER_CLASSES,
+}
 _SMALL = {small.class_name: small for small in SMALL_MODELS.values()}
 
 
