@@ -29,7 +29,7 @@ test-torch: $(TORCH_VENV)/installed
 		tests/compile tests/graph/test_recognize_ulysses.py tests/graph/test_register_attention.py \
 		tests/graph/test_small_models.py tests/values/test_attention_ops.py tests/values/test_chunk_heads.py \
 		tests/values/test_chunk_tokens.py tests/values/test_split_tapa_phases.py \
-		tests/ranks/test_compiled_ranks.py tests/ranks/test_demo.py
+		tests/ranks/test_compiled_ranks.py tests/ranks/test_check.py
 
 $(TORCH_VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TORCH_VENV)

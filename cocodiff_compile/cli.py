@@ -15,7 +15,9 @@ from cocodiff_compile.given_values import shown
 from cocodiff_compile.lab.bench.command import add_bench
 from cocodiff_compile.lab.command import add_lab
 from cocodiff_compile.lab.coverage.command import add_coverage
+from cocodiff_compile.lab.demo.command import add_demo
 from cocodiff_compile.lab.doctor.command import add_doctor
+from cocodiff_compile.lab.explain_script import add_explain
 from cocodiff_compile.lab.quality.command import add_quality
 from cocodiff_compile.lab.show_topology import find_topology, format_topology
 from cocodiff_compile.lab.simulate.command import add_simulate
@@ -44,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cocodiff {__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
-    _add_demo(commands)
+    add_demo(commands)
+    _add_check(commands)
+    add_explain(commands)
     add_doctor(commands)
     _add_topology(commands)
     add_simulate(commands)
@@ -55,22 +59,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from cocodiff_compile.lab.small_models import SMALL_MODELS  # noqa: PLC0415
 
-    demo = commands.add_parser(
-        "demo",
-        help="denoise with a small model on 4 local gloo ranks and compare with one process",
+    check = commands.add_parser(
+        "check",
+        help="denoise with a small model on 4 local gloo ranks, or on those of a launcher, and "
+        "compare with one process",
     )
-    demo.add_argument("--model", choices=sorted(SMALL_MODELS), default="flux")
-    demo.add_argument("--steps", type=_positive, default=4, help="denoising steps (default: 4)")
-    demo.add_argument(
+    check.add_argument("--model", choices=sorted(SMALL_MODELS), default="flux")
+    check.add_argument("--steps", type=_positive, default=4, help="denoising steps (default: 4)")
+    check.add_argument(
         "--json", type=_file_in_a_folder, metavar="FILE", help="write the table to FILE as JSON"
     )
-    demo.add_argument(
+    check.add_argument(
         "--debug-dir", type=Path, metavar="DIR", help="write every rank's graphs below DIR"
     )
-    demo.set_defaults(run=_run_demo)
+    check.set_defaults(run=_run_check)
 
 
 def _add_topology(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -134,19 +139,15 @@ def _file_in_a_folder(text: str) -> Path:
     return path
 
 
-def _run_demo(parsed: argparse.Namespace) -> int:
-    try:
-        need_package("diffusers", "diffusers")
-    except UserError as error:
-        print(f"cocodiff demo {error}")
-        return 2
-    from cocodiff_compile.lab.demo import DemoSettings, run_demo  # noqa: PLC0415
+def _run_check(parsed: argparse.Namespace) -> int:
+    need_package("diffusers", "diffusers")
+    from cocodiff_compile.lab.check import CheckSettings, run_check  # noqa: PLC0415
 
     avoid_broken_tiles()
     debug_dir = str(parsed.debug_dir) if parsed.debug_dir else None
-    settings = DemoSettings(model=parsed.model, steps=parsed.steps, debug_dir=debug_dir)
+    settings = CheckSettings(model=parsed.model, steps=parsed.steps, debug_dir=debug_dir)
     try:
-        return run_demo(settings, parsed.json)
+        return run_check(settings, parsed.json)
     except KeyboardInterrupt:
         print("\ninterrupted; all ranks were ended")
         return 130

@@ -23,6 +23,7 @@ from cocodiff_compile.compat import (
     without_autograd_cache,
 )
 from cocodiff_compile.compiler.compilation import Compilation, Generate
+from cocodiff_compile.compiler.dry_run import is_dry_run, stand_in
 from cocodiff_compile.compiler.exact_rows import rows_differ_on_any
 from cocodiff_compile.compiler.find_machines import find_machines
 from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
@@ -66,6 +67,8 @@ def compile_for_dynamo(
     """Compiles what Dynamo captured. If that fails, the other ranks are told."""
     with reports_failures():
         config = CompileConfig.from_options(options)
+        if is_dry_run():
+            return compile_graph(gm, example_inputs, config, stand_in, mode, dry_run=True)
         return compile_graph(gm, example_inputs, config, generate, mode)
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import distributed as dist
 from torch.fx import GraphModule
 
-from cocodiff_compile.compat import FakeTensorMode, ShapeEnv, make_boxed_func
 from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.compiler.dry_run import stand_in
 from cocodiff_compile.compiler.enclosing_module import as_in_later_calls
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.decide.shard_report import ShardReport
@@ -92,7 +91,7 @@ def explain(
     config = CompileConfig.from_options(options)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_graph(gm, example_inputs, config, _stand_in, dry_run=True)
+        return compile_graph(gm, example_inputs, config, stand_in, dry_run=True)
 
     with _asked_ranks(config), as_in_later_calls(), torch.no_grad(), collect_reports() as reports:
         compiled = torch.compile(  # type: ignore[call-overload]
@@ -108,21 +107,3 @@ def _asked_ranks(config: CompileConfig) -> AbstractContextManager[None]:
     if degree is None or not dist.is_available() or dist.is_initialized():
         return nullcontext()
     return fake_ranks(degree)
-
-
-def _stand_in(gm: GraphModule, _example_inputs: Sequence[Any], **_options: Any) -> Any:
-    """Returns a callable with the graph's signature that returns zeros instead of computing."""
-
-    def call(*args: Any) -> Any:
-        # Loops need symbols for what they do not know, sizes of inputs are known.
-        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-        fake_args = pytree.tree_map_only(torch.Tensor, mode.from_tensor, args)
-        with mode:
-            fakes = gm.forward(*fake_args)
-        return pytree.tree_map_only(torch.Tensor, _zeros, fakes)
-
-    return make_boxed_func(call)
-
-
-def _zeros(fake: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)

@@ -3,7 +3,7 @@
 mpiexec -n 12 python examples/aurora/generate.py Qwen/Qwen-Image --backend cocodiff
 
 Needs weights and accelerators: never run by this project. The same calls run on CPU with small
-models in cocodiff_compile/lab/demo.py.
+models in cocodiff_compile/lab/check.py.
 """
 
 from __future__ import annotations

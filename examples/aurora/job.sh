@@ -23,7 +23,7 @@ python -m pytest -m xpu -v 2>&1 | tee "$OUT/tests.txt" || exit 1
 
 # 3. All ranks: they meet, they know their tiles, results are those of one process.
 on_tiles cocodiff doctor > "$OUT/doctor-ranks.txt" 2>&1
-on_tiles cocodiff demo --json "$OUT/demo.json" 2>&1 | tee "$OUT/demo.txt" || exit 1
+on_tiles cocodiff check --json "$OUT/check.json" 2>&1 | tee "$OUT/check.txt" || exit 1
 
 # 4. The machine as measured, beside the preset.
 on_tiles cocodiff topology auto --save "$OUT/topology.json" 2>&1 | tee "$OUT/topology.txt" || exit 1

@@ -82,12 +82,12 @@ def test_inductors_code_keeps_the_order_of_the_graph(kind: str, tmp_path: Path) 
 
 @_kinds(pytest.mark.slow, pytest.mark.gloo)
 @pytest.mark.timeout(900)
-def test_the_demo_on_two_of_them_is_close_to_one_process(kind: str, tmp_path: Path) -> None:
+def test_the_check_on_two_of_them_is_close_to_one_process(kind: str, tmp_path: Path) -> None:
     if kind != "cpu" and COUNTS[kind] < 2:
         pytest.skip(f"one {kind} device, two ranks need two")
-    file = tmp_path / "demo.json"
+    file = tmp_path / "check.json"
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "cocodiff_compile.cli", "demo", "--steps", "2", "--json", str(file)]
+    command += ["-m", "cocodiff_compile.cli", "check", "--steps", "2", "--json", str(file)]
     # Settings of a batch job are for its mpiexec: torchrun's ranks have none to ask.
     own = {name: value for name, value in os.environ.items() if not name.startswith("CCL_")}
     own |= {"CCL_PROCESS_LAUNCHER": "none", "CCL_ATL_TRANSPORT": "ofi"} if kind == "xpu" else {}

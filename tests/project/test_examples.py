@@ -45,7 +45,7 @@ def test_explain_sharing() -> None:
 AURORA = ROOT / "examples" / "aurora"
 START = """
 source examples/aurora/environment.sh
-on_tiles cocodiff demo
+on_tiles cocodiff check
 """
 
 
@@ -69,7 +69,7 @@ def test_auroras_ranks_are_told_all_that_pals_leaves_open(tmp_path: Path) -> Non
     )
     line, *settings = done.stdout.splitlines()
     assert line.startswith("--pmi=pmix -n 24 -ppn 12 --cpu-bind=verbose,list:4-7:")
-    assert line.endswith("cocodiff demo")
+    assert line.endswith("cocodiff check")
     told = dict(setting.split("=", 1) for setting in settings if "=" in setting)
     assert AURORA_SETTINGS.items() <= told.items()
     assert "CCL_OP_SYNC" not in told

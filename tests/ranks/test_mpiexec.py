@@ -92,10 +92,10 @@ def test_the_doctor_names_them_once() -> None:
 @pytest.mark.gloo
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_demo_runs_on_four(tmp_path: Path) -> None:
-    file = tmp_path / "demo.json"
+def test_the_check_runs_on_four(tmp_path: Path) -> None:
+    file = tmp_path / "check.json"
     arguments = ("--model", "wan", "--steps", "2", "--json", str(file))
-    printed = _mpiexec(4, str(BIN / "cocodiff"), "demo", *arguments)
+    printed = _mpiexec(4, str(BIN / "cocodiff"), "check", *arguments)
     assert "4 ranks started by MPICH or Intel MPI, cpu" in printed
     result = json.loads(file.read_text())
     assert result["ok"] and result["ranks_agree"]

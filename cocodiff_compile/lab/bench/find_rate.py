@@ -13,7 +13,7 @@ MAX_MBIT = 10_000.0
 """The rate above which emulated links are as good as unlimited."""
 
 _REPEATS = 4
-_TRIALS, _TOLERANCE = 5, 0.04
+MAX_TRIALS, _TOLERANCE = 5, 0.04
 _GUESS = 1.5
 """The assumed ratio of an exchange's time to the wire time of its bytes, before any trial."""
 
@@ -43,7 +43,11 @@ def _fit(nearest: Trial, other: Trial) -> tuple[float, float]:
 
 
 def set_share(
-    share: int, timed: Callable[[bool], float], wire_megabits: float, trials: list[Trial]
+    share: int,
+    timed: Callable[[bool], float],
+    wire_megabits: float,
+    trials: list[Trial],
+    max_trials: int = MAX_TRIALS,
 ) -> float:
     """Returns the rate, of some that are tried, that comes nearest to `share` per cent of a step;
     it stays set. All ranks must call this.
@@ -53,7 +57,7 @@ def set_share(
     """
     wanted = share / 100
     tried: dict[float, float] = {}
-    for _ in range(_TRIALS):
+    for _ in range(max_trials):
         compute_s = _least(timed, compute_only=True)
         wanted_s = compute_s * wanted / (1 - wanted)
         guess = min(MAX_MBIT, _GUESS * wire_megabits / wanted_s)

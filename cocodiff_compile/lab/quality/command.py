@@ -84,13 +84,14 @@ def _shares(parsed: argparse.Namespace) -> list[int | None]:
 def _measure(parsed: argparse.Namespace, share: int | None, say: Say) -> dict[str, Any]:
     policies = tuple(parsed.policies.split(",")) if parsed.policies else POLICIES
     for name in policies:
-        VMajorOptions.from_mapping(v_major_of(name))
+        if (v_major := v_major_of(name)) is not None:
+            VMajorOptions.from_mapping(v_major)
     weights = str(parsed.weights.absolute()) if parsed.weights else ""
     settings = QualitySettings(
         policies, parsed.pictures, parsed.steps, parsed.batch, parsed.dtype, share, weights
     )
     if share is not None:
-        return _on_emulated_cluster(settings, parsed.grid, say)
+        return on_emulated_cluster(settings, Grid.parse(parsed.grid), say)
     result: dict[str, Any]
     result, *_ = run_local_ranks(
         local_rank,
@@ -106,11 +107,12 @@ def local_rank(_rank: int, _num_ranks: int, settings: QualitySettings) -> dict[s
     return measure_quality(settings, tell_parent)
 
 
-def _on_emulated_cluster(settings: QualitySettings, grid: str, say: Say) -> dict[str, Any]:
+def on_emulated_cluster(settings: QualitySettings, grid: Grid, say: Say) -> dict[str, Any]:
+    """Returns what the ranks of an emulated cluster measured."""
     with tempfile.TemporaryDirectory() as folder:
         result_file = Path(folder) / "result.pt"
         run_on_cluster(
-            Grid.parse(grid),
+            grid,
             "cocodiff_compile.lab.quality.rank",
             settings.to_json(),
             result_file,
@@ -176,7 +178,7 @@ def _on_the_wire(variant: dict[str, Any], exact: dict[str, Any]) -> dict[str, ob
 
 def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
     plain = [
-        {**item, "variants": [_plain(variant) for variant in item["variants"]]} for item in results
+        {**item, "variants": [plain(variant) for variant in item["variants"]]} for item in results
     ]
     data = {"machine": describe_machine(), "results": plain}
     file = folder / "results.json"
@@ -186,7 +188,7 @@ def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
     print(f"\nwritten: {file}, {folder / 'frontier.png'}, {folder / 'pictures.png'}")
 
 
-def _plain(variant: dict[str, Any]) -> dict[str, Any]:
+def plain(variant: dict[str, Any]) -> dict[str, Any]:
     """Returns a variant without pictures, and null for infinity, which JSON does not have."""
     rest = {key: value for key, value in variant.items() if key != "pictures"}
     distances = [

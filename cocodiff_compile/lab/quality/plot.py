@@ -6,6 +6,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+SHOWN = 6
+"""The number of pictures of each variant that are displayed."""
+
 
 def saved(variant: dict[str, Any]) -> float:
     """Returns how many times fewer bytes a rank sends than uncompressed."""
@@ -40,19 +43,20 @@ def plot_frontier(result: dict[str, Any], file: Path) -> None:
 
 
 def plot_pictures(result: dict[str, Any], file: Path) -> None:
-    """Draws a row per variant and a column per picture."""
+    """Draws a row per variant and a column per picture, with distances to those of the first."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
 
     variants = result["variants"]
-    count = len(variants[0]["pictures"])
+    count = min(SHOWN, len(variants[0]["pictures"]))
     figure = Figure(figsize=(1.2 + count, 1.05 * len(variants)), layout="constrained")
     grid = figure.subplots(len(variants), count, squeeze=False)
     for variant, row in zip(variants, grid, strict=True):
-        shown = zip(row, variant["pictures"], variant["distances"], strict=False)
-        for axes, picture, distance in shown:
+        for place, axes in enumerate(row):
+            picture = variant["pictures"][place]
             axes.imshow(((picture.permute(1, 2, 0) + 1) / 2).clamp(0, 1).numpy())
             axes.set(xticks=[], yticks=[])
             if variant is not variants[0]:
-                axes.set_title(f"{distance['psnr_db']:.0f} dB", fontsize=7, pad=2)
+                psnr_db = variant["distances"][place]["psnr_db"]
+                axes.set_title(f"{psnr_db:.0f} dB", fontsize=7, pad=2)
         row[0].set_ylabel(variant["name"], rotation=0, ha="right", va="center", fontsize=8)
     figure.savefig(file, dpi=120)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,22 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 import cocodiff_compile
+from cocodiff_compile.compat import name_cpp_kernels
+from cocodiff_compile.cost.timeline import Timeline
 from cocodiff_compile.lab.bench.cases import DTYPES
 from cocodiff_compile.lab.bench.find_rate import set_share
 from cocodiff_compile.lab.bench.links import links_are_ours, sent_while
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups, traffic_between
+from cocodiff_compile.lab.bench.profile import ProfiledStep, profile_step
 from cocodiff_compile.lab.diffusers_ulysses import enable_ulysses
 from cocodiff_compile.lab.progress import Say
-from cocodiff_compile.lab.quality.settings import EXACT, QualitySettings, v_major_of
-from cocodiff_compile.lab.quality.small_dit import WEIGHTS, load_small_dit, sample_pictures
+from cocodiff_compile.lab.quality.settings import EXACT, PASSES, QualitySettings, v_major_of
+from cocodiff_compile.lab.quality.small_dit import (
+    WEIGHTS,
+    Sampling,
+    load_small_dit,
+    sample_pictures,
+)
 from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 from cocodiff_compile.v_major.denoising import StepRecord
 
@@ -30,8 +39,7 @@ _PLAIN = {"v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
 """Options where time is not measured: the exact passes change no value, but compile long."""
 _RANGE = 2.0
 """The range of pixel values, which lie in -1..1."""
-SHOWN = 6
-"""The number of pictures of each variant that are kept for display."""
+_PROFILED_STEPS = 3
 
 
 @dataclass
@@ -49,31 +57,43 @@ class _Variant:
     history: list[StepRecord] = field(default_factory=list)
     """The records of all steps of all runs."""
 
+    @property
+    def is_lossy(self) -> bool:
+        return self.name not in (EXACT, PASSES)
+
 
 def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
     """Returns plain data and pictures, the same on every rank. All ranks must call this."""
-    exact = torch.compile(enable_ulysses(_model(settings)), fullgraph=True, dynamic=False)
-    variants = [_Variant(EXACT, exact)]
-    seconds = _run(variants[0], settings, 0)
-    say(f"{EXACT}: Inductor, ready in {seconds:.0f} s")
+    if settings.is_profiled:
+        name_cpp_kernels()
+    variants = [_Variant(EXACT, _stock(settings))]
+    _make_ready(variants[0], settings, "stock Inductor", say)
     rate_mbit = _set_share(variants[0], settings, say) if settings.share else None
     for name in settings.policies:
-        variants.append(_Variant(name, _compiled(settings, v_major_of(name))))
-        seconds = _run(variants[-1], settings, 0)
-        say(f"{name}: ready in {seconds:.0f} s")
+        variants.append(_Variant(name, _compiled(settings, name)))
+        _make_ready(variants[-1], settings, "cocodiff", say)
     variants = [_Variant(variant.name, variant.call) for variant in variants]  # without results
     for seed in settings.seeds:
         first = seed % len(variants)
         for variant in (*variants[first:], *variants[:first]):
             _run(variant, settings, seed)
         say(f"pictures {settings.batch * (seed + 1)} of {settings.pictures}")
+    steps = [_profiled(variant, settings) for variant in variants if settings.is_profiled]
     return {
         "settings": settings.to_json(),
         "ranks": dist.get_world_size(),
         "rate_mbit": rate_mbit,
         "load_average": os.getloadavg()[0],
         "variants": [_describe(variant, variants[0], settings) for variant in variants],
+        "profiled_steps": [item for of_ranks in gathered(steps) for item in of_ranks],
     }
+
+
+def _make_ready(variant: _Variant, settings: QualitySettings, backend: str, say: Say) -> None:
+    """Compiles a variant by drawing with it."""
+    say(f"{variant.name}: {backend} compiles")
+    seconds = _run(variant, replace(settings, steps=settings.ready_steps or settings.steps), 0)
+    say(f"{variant.name}: ready in {seconds:.0f} s")
 
 
 def _model(settings: QualitySettings) -> nn.Module:
@@ -81,7 +101,11 @@ def _model(settings: QualitySettings) -> nn.Module:
     return model.to(DTYPES[settings.dtype])
 
 
-def _compiled(settings: QualitySettings, v_major: dict[str, Any]) -> Callable[..., Any]:
+def _stock(settings: QualitySettings) -> Callable[..., Any]:
+    return torch.compile(enable_ulysses(_model(settings)), fullgraph=True, dynamic=False)
+
+
+def _compiled(settings: QualitySettings, name: str) -> Callable[..., Any]:
     return torch.compile(  # type: ignore[call-overload,no-any-return]
         _model(settings),
         backend="cocodiff",
@@ -89,8 +113,9 @@ def _compiled(settings: QualitySettings, v_major: dict[str, Any]) -> Callable[..
         dynamic=False,
         options={
             "shard": {"min_gain": 0},
-            "v_major": v_major,
-            **({} if settings.share else _PLAIN),
+            "v_major": v_major_of(name),
+            "debug_dir": str(Path(settings.debug_dir) / name) if settings.debug_dir else None,
+            **({} if settings.share or name == PASSES else _PLAIN),
         },
         isolate_recompiles=True,
     )
@@ -106,15 +131,37 @@ def _run(variant: _Variant, settings: QualitySettings, seed: int) -> float:
 
 
 def _draw(variant: _Variant, settings: QualitySettings, seed: int) -> None:
-    begin, sampling = time.monotonic(), settings.sampling
-    if variant.name == EXACT:
-        pictures = sample_pictures(variant.call, sampling, seed)
-    else:
-        with cocodiff_compile.denoising(num_steps=settings.steps) as run:
-            pictures = sample_pictures(variant.call, sampling, seed, run.branch, run.step)
-        variant.history += run.history
+    begin = time.monotonic()
+    pictures = _sampled(variant, variant.call, settings.sampling, seed)
     variant.seconds.append(largest(time.monotonic()) + largest(-begin))
     variant.pictures[seed] = pictures
+
+
+def _sampled(variant: _Variant, call: Callable[..., Any], sampling: Sampling, seed: int) -> Tensor:
+    if not variant.is_lossy:
+        return sample_pictures(call, sampling, seed)
+    with cocodiff_compile.denoising(num_steps=sampling.steps) as run:
+        pictures = sample_pictures(call, sampling, seed, run.branch, run.step)
+    variant.history += run.history
+    return pictures
+
+
+def _profiled(variant: _Variant, settings: QualitySettings) -> dict[str, Any]:
+    """Returns the last of the model's calls in a few steps, as the profiler sees it."""
+    calls = itertools.count(1)
+    sampling = replace(settings.sampling, steps=_PROFILED_STEPS)
+    last = _PROFILED_STEPS * (1 if sampling.guidance == 1 else 2)
+    timelines: list[Timeline] = []
+
+    def call(**inputs: Any) -> Any:
+        if next(calls) < last - 1:  # the profiler's own first time is no call's
+            return variant.call(**inputs)
+        results: list[Any] = []
+        timelines.append(profile_step(dist.barrier, lambda: results.append(variant.call(**inputs))))
+        return results[0]
+
+    _sampled(variant, call, sampling, 0)
+    return ProfiledStep(variant.name, dist.get_rank(), timelines[-1]).to_json()
 
 
 def _set_share(variant: _Variant, settings: QualitySettings, say: Say) -> float | None:
@@ -129,8 +176,9 @@ def _set_share(variant: _Variant, settings: QualitySettings, say: Say) -> float 
 
     with local_groups() as collectives:
         _run(variant, few, 0)
-    rate_mbit = set_share(settings.share, timed, _node_megabits(collectives), [])
-    say(f"{settings.share} % at {rate_mbit:.0f} Mbit/s")
+    megabits = _node_megabits(collectives)
+    rate_mbit = set_share(settings.share, timed, megabits, [], settings.trials)
+    say(f"links set to {rate_mbit:.0f} Mbit/s: exchanges take about {settings.share} % of a step")
     return rate_mbit
 
 
@@ -156,7 +204,7 @@ def _describe(variant: _Variant, exact: _Variant, settings: QualitySettings) -> 
         "full_bytes": sum(item.full_bytes for item in variant.history),
         "kinds": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         "cache_bytes": max((item.cache_bytes for item in variant.history), default=0),
-        "pictures": pictures[:SHOWN],
+        "pictures": pictures,
     }
 
 

@@ -9,21 +9,26 @@ from typing import Any
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.bench.cases import DTYPES
+from cocodiff_compile.lab.bench.find_rate import MAX_TRIALS
 from cocodiff_compile.lab.quality.small_dit import Sampling
 from cocodiff_compile.v_major.payload import ROLES
 
 EXACT = "exact"
+PASSES = "passes"
+"""The name of our exact passes among policies: exchanges carry everything."""
 POLICIES = ("paper", "paper-seen", "int8", "int4", "int3", "int2", "int1", "adaptive40")
 """The policies that are compared by default."""
 _KNOWN = (
-    "paper, paper-seen, intBITS (such as int4, or int2233 for Q, K, V and O; int2from8 codes "
-    "keyframes too), adaptiveDB (such as adaptive40), skipPERCENT (such as skip50, of each "
-    "stream; skip50o reuses O too, int4skip50o codes the rest)"
+    "passes (exact), paper, paper-seen, intBITS (such as int4, or int2233 for Q, K, V and O; "
+    "int2from8 codes keyframes too), adaptiveDB (such as adaptive40), skipPERCENT (such as "
+    "skip50, of each stream; skip50o reuses O too, int4skip50o codes the rest)"
 )
 
 
-def v_major_of(name: str) -> dict[str, Any]:
-    """Returns the options of a policy by its name; `_KNOWN` lists the names."""
+def v_major_of(name: str) -> dict[str, Any] | None:
+    """Returns the option `v_major` of a policy by its name; `_KNOWN` lists the names."""
+    if name == PASSES:
+        return None
     if name in ("paper", "paper-seen"):
         return {"policy": "paper", "compare": "seen" if name == "paper-seen" else "sent"}
     if match := re.fullmatch(r"adaptive(\d+)", name):
@@ -58,6 +63,14 @@ class QualitySettings:
     dtype: str = "fp32"
     share: int | None = None
     weights: str = ""
+    ready_steps: int = 0
+    """How many steps of a variant are drawn so that all it needs is compiled; 0: a whole run."""
+    trials: int = MAX_TRIALS
+    """How many link rates are tried to find the one with the wanted share."""
+    is_profiled: bool = False
+    """Whether one call of every variant is profiled at last."""
+    debug_dir: str = ""
+    """Where our compiles are written down."""
 
     def __post_init__(self) -> None:
         for name in ("pictures", "steps", "batch"):

@@ -1,4 +1,4 @@
-"""Implements `cocodiff demo`: denoises with a small model, eagerly in one process and compiled on
+"""Implements `cocodiff check`: denoises with a small model, eagerly in one process and compiled on
 local gloo ranks, or on those of a launcher, and compares the results.
 """
 
@@ -7,10 +7,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from torch import distributed as dist
 
 import cocodiff_compile
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
-from cocodiff_compile.lab.progress import Say, timed_sayer
+from cocodiff_compile.lab.progress import Say, timed_sayer, while_waiting
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
 from cocodiff_compile.ranks.agreement.all_ranks import gathered
 from cocodiff_compile.ranks.launch.init_distributed import init_distributed
@@ -35,7 +32,7 @@ LARGEST_DIFFERENCE = 1e-3
 
 
 @dataclass(frozen=True)
-class DemoSettings:
+class CheckSettings:
     model: str = "flux"
     steps: int = 4
     heads: int = 8
@@ -60,34 +57,34 @@ class Denoised:
     step_seconds: list[float]
 
 
-def run_demo(settings: DemoSettings, json_file: Path | None = None) -> int:
-    """Runs and prints the demo; returns the exit status, 0 if all checks passed."""
+def run_check(settings: CheckSettings, json_file: Path | None = None) -> int:
+    """Runs and prints the check; returns the exit status, 0 if all checks passed."""
     launch = find_launch(os.environ)
     if launch is not None and launch.num_ranks > 1:
         return _run_on_started_ranks(settings, json_file, launch)
     num_ranks = NUM_NODES * TILES_PER_NODE
-    progress = _Progress()
-    progress.say(f"{settings.model}: small model, random weights, {settings.steps} steps")
-    progress.say("one process, eager")
+    say = timed_sayer()
+    say(f"{settings.model}: small model, random weights, {settings.steps} steps")
+    say("one process, eager")
     model = settings.build(torch.device("cpu"))
-    eager = _denoise(settings, model, lambda text: progress.say(f"  {text}"))
-    progress.say(
-        f"{num_ranks} gloo ranks ({NUM_NODES} emulated nodes x {TILES_PER_NODE} tiles), "
-        "the plain model, shared out by backend 'cocodiff'; the first step compiles"
-    )
-    with progress.while_waiting("  still compiling"):
+    eager = _denoise(settings, model, lambda text: say(f"  {text}"))
+    with while_waiting(say) as tell:
+        tell(
+            f"{num_ranks} gloo ranks ({NUM_NODES} emulated nodes x {TILES_PER_NODE} tiles), the "
+            "plain model, shared out by backend 'cocodiff'; the first step compiles"
+        )
         ranks = run_local_ranks(
             _local_rank,
             num_ranks,
             settings,
             timeout_s=1200,
             ranks_per_node=TILES_PER_NODE,
-            on_message=progress.from_rank,
+            on_message=lambda rank, text: tell(f"  rank 0: {text}") if rank == 0 else None,
         )
     return _put_out(_compare(settings, eager, ranks, NUM_NODES), ranks, json_file)
 
 
-def _run_on_started_ranks(settings: DemoSettings, json_file: Path | None, launch: Launch) -> int:
+def _run_on_started_ranks(settings: CheckSettings, json_file: Path | None, launch: Launch) -> int:
     """Runs as one of the launcher's ranks. The first rank also denoises eagerly, and compares."""
     settings = replace(settings, heads=max(settings.heads, launch.num_ranks))
     device = init_distributed()
@@ -114,38 +111,11 @@ def _put_out(result: dict[str, Any], ranks: list[dict[str, Any]], json_file: Pat
     return 0 if result["ok"] else 1
 
 
-class _Progress:
-    """Prints lines with the time, and one every 15 s until the first message of a rank."""
-
-    def __init__(self) -> None:
-        self.say = timed_sayer()
-        self._heard = threading.Event()
-
-    @contextmanager
-    def while_waiting(self, text: str) -> Iterator[None]:
-        ticker = threading.Thread(target=self._tick, args=(text,), daemon=True)
-        ticker.start()
-        try:
-            yield
-        finally:
-            self._heard.set()
-            ticker.join()
-
-    def _tick(self, text: str) -> None:
-        while not self._heard.wait(timeout=15):
-            self.say(text)
-
-    def from_rank(self, rank: int, text: str) -> None:
-        self._heard.set()
-        if rank == 0:
-            self.say(f"  rank 0: {text}")
-
-
-def _local_rank(_rank: int, _num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
+def _local_rank(_rank: int, _num_ranks: int, settings: CheckSettings) -> dict[str, Any]:
     return _compiled_rank(settings, torch.device("cpu"), tell_parent)
 
 
-def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> dict[str, Any]:
+def _compiled_rank(settings: CheckSettings, device: torch.device, say: Say) -> dict[str, Any]:
     model = settings.build(device)
     expected = settings.small_model.num_ulysses_attentions(model)
     options: dict[str, Any] = {"shard": {"min_gain": 0}, "debug_dir": settings.debug_dir}
@@ -161,7 +131,7 @@ def _compiled_rank(settings: DemoSettings, device: torch.device, say: Say) -> di
     }
 
 
-def _denoise(settings: DemoSettings, model: torch.nn.Module, say: Say) -> Denoised:
+def _denoise(settings: CheckSettings, model: torch.nn.Module, say: Say) -> Denoised:
     from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: PLC0415  (slow, and optional)
 
     small = settings.small_model
@@ -184,7 +154,7 @@ def _denoise(settings: DemoSettings, model: torch.nn.Module, say: Say) -> Denois
 
 
 def _compare(
-    settings: DemoSettings, eager: Denoised, ranks: list[dict[str, Any]], num_nodes: int
+    settings: CheckSettings, eager: Denoised, ranks: list[dict[str, Any]], num_nodes: int
 ) -> dict[str, Any]:
     graphs, expected = ranks[0]["graphs"], ranks[0]["expected_sites"]
     step_seconds = ranks[0]["denoised"].step_seconds
