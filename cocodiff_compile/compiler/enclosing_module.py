@@ -8,10 +8,7 @@ hand wholes to each other.
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -19,18 +16,9 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from cocodiff_compile.compat import not_captured
+from cocodiff_compile.shard.model_calls import enter, is_gathered_behind, leave, module_calls
 from cocodiff_compile.shard.token_share import TokenShare
 
-
-class _Calls(threading.local):
-    """Counts the calls of models with a hook in this thread."""
-
-    begun = 0
-    depth = 0
-    """How many of them are under way."""
-
-
-_calls = _Calls()
 _hooked: WeakSet[nn.Module] = WeakSet()
 
 
@@ -38,46 +26,16 @@ def enclosing_module() -> nn.Module | None:
     """Returns the outermost module that is being called, if it calls another one that is compiled
     now; None if that is the compiled one itself.
     """
-    called = list(_called_modules())
+    called = [frame.f_locals["self"] for frame in module_calls()]
     plain = [getattr(module, "_orig_mod", module) for module in called]
     return called[-1] if called and plain[-1] is not plain[0] else None
-
-
-def _called_modules() -> Iterator[nn.Module]:
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code is nn.Module._wrapped_call_impl.__code__:
-            yield frame.f_locals["self"]
-        frame = frame.f_back  # type: ignore[assignment]
-
-
-def begun_calls() -> int:
-    """Returns how many calls of models with a hook have begun: the same on all ranks that run the
-    same program.
-    """
-    return _calls.begun
-
-
-def is_gathered_behind() -> bool:
-    """Returns whether a model that is being called gathers the shares that it returns."""
-    return _calls.depth > 0
-
-
-@contextmanager
-def as_in_later_calls() -> Iterator[None]:
-    """A context in which shares are handed on as in every call of a model but its first."""
-    _calls.depth += 1
-    try:
-        yield
-    finally:
-        _calls.depth -= 1
 
 
 def is_inside_a_model() -> bool:
     """Returns whether a block is called by a model, which from its next call on gathers the shares
     that it returns.
     """
-    if _calls.depth:
+    if is_gathered_behind():
         return True
     model = enclosing_module()
     if model is not None and model not in _hooked:
@@ -88,12 +46,35 @@ def is_inside_a_model() -> bool:
 
 
 @not_captured
-def _enter(_model: nn.Module, _inputs: Any) -> None:
-    _calls.begun += 1
-    _calls.depth += 1
+def _enter(model: nn.Module, _inputs: Any) -> None:
+    enter(model)
 
 
 @not_captured
-def _leave(_model: nn.Module, _inputs: Any, output: Any) -> Any:
-    _calls.depth -= 1
-    return pytree.tree_map_only(TokenShare, TokenShare.whole, output)
+def _leave(model: nn.Module, _inputs: Any, output: Any) -> Any:
+    wholes = with_wholes(output)
+    leave(model)
+    return wholes
+
+
+def with_wholes(output: Any) -> Any:
+    """Returns what a model returns with wholes in place of shares; those in fields of dataclasses
+    are replaced there.
+    """
+    return pytree.tree_map(_whole_leaf, output)
+
+
+def _whole_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, TokenShare):
+        return leaf.whole()
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        for name in [field.name for field in fields(leaf)]:
+            value = getattr(leaf, name, None)
+            wholes = with_wholes(value)
+            if any(map(_is_share, pytree.tree_leaves(value))):
+                object.__setattr__(leaf, name, wholes)
+    return leaf
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, TokenShare)

@@ -15,7 +15,6 @@ from torch.fx import GraphModule
 
 from cocodiff_compile.compiler.compile_graph import compile_graph
 from cocodiff_compile.compiler.dry_run import stand_in
-from cocodiff_compile.compiler.enclosing_module import as_in_later_calls
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.decide.shard_report import ShardReport
 from cocodiff_compile.errors import UserError
@@ -24,6 +23,7 @@ from cocodiff_compile.ranks.fake_ranks import fake_ranks
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.report.describe import format_graph
 from cocodiff_compile.report.draw_schedule import draw_schedule
+from cocodiff_compile.shard.model_calls import as_in_later_calls
 
 
 @dataclass(frozen=True)

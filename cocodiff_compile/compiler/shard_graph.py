@@ -17,12 +17,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import find_group, group_ranks, outside_the_compiler
-from cocodiff_compile.compiler.enclosing_module import (
-    begun_calls,
-    enclosing_module,
-    is_gathered_behind,
-    is_inside_a_model,
-)
+from cocodiff_compile.compiler.enclosing_module import enclosing_module, is_inside_a_model
 from cocodiff_compile.compiler.stages import Deciding, Sharding
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
@@ -38,6 +33,7 @@ from cocodiff_compile.ranks.agreement.watch import watched
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.ranks.detect import RankLocation, detect
 from cocodiff_compile.ranks.groups import group_of
+from cocodiff_compile.shard.model_calls import begun_calls, is_gathered_behind
 from cocodiff_compile.shard.token_share import WHOLE, TokenShare
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.machine import sketch_machine
@@ -161,9 +157,9 @@ class SharedCall:
 
     def _compare(self, args: Sequence[Any]) -> None:
         places = self._places_to_compare(args)
-        group = find_group(self.sharded.group)
-        if places and dist.get_backend(group) != "fake":
-            refuse_other_inputs({place: args[place] for place in places}, group)
+        ranks = group_ranks(self.sharded.group)
+        if places and ranks and ranks_are_real():
+            refuse_other_inputs({place: args[place] for place in places}, tuple(ranks))
 
     def _places_to_compare(self, args: Sequence[Any]) -> list[int]:
         """Returns the places of the inputs to compare, by what all ranks know alike: never by

@@ -1,67 +1,88 @@
 """Refuses blocks that write to a share they are given.
 
 The caller of a block would see what it writes to its input. Where the input is a share, the block
-writes to a copy that was gathered, which nobody else sees. In Dynamo's graph such writes still
-stand as the model has them.
+writes to a copy that was gathered, which nobody else sees. So Dynamo's graph, in which such writes
+still stand as the model has them, is run once without values, and every op that writes is asked
+for the memory it writes to, whatever view of the input it was given.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch.fx import GraphModule, Node
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule
 
+from cocodiff_compile.compat import FakeTensorMode, ShapeEnv, TorchDispatchMode
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.shard.token_share import TokenShare
 
-_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
-_WRITING = {operator.setitem, *(getattr(operator, f"i{name}") for name in _IN_PLACE)}
-_VIEWS = """
-    chunk detach diagonal expand expand_as flatten movedim narrow permute reshape select split
-    squeeze swapaxes swapdims t tensor_split transpose unbind unflatten unfold unsqueeze view
-    view_as
-""".split()  # noqa: SIM905  (a list of strings would take a line each)
+_WRITES = (
+    "option 'shard': a compiled block writes to its input in place, of which each rank holds a "
+    "share only; write x = x + y instead of x += y, or compile the model as a whole"
+)
 
 
 def refuse_written_shares(gm: GraphModule, inputs: Sequence[Any]) -> None:
     """Raises UserError if a graph of Dynamo writes to an input that is a share, or to a view of
     it.
     """
-    places = gm.graph.find_nodes(op="placeholder")
-    views = {
-        node for node, value in zip(places, inputs, strict=True) if isinstance(value, TokenShare)
-    }
-    if not views:
+    if not any(isinstance(value, TokenShare) for value in inputs):
         return
-    for node in gm.graph.nodes:
-        first = node.args[0] if node.args else None
-        targets = [item for item in (first, node.kwargs.get("out")) if item in views]
-        if targets and _writes(node):
-            raise UserError(
-                "option 'shard': a compiled block writes to its input in place, of which each rank "
-                "holds a share only; write x = x + y instead of x += y, or compile the model as a "
-                "whole"
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    with torch.no_grad():
+        fakes = [_fake(value, fake_mode) for value in inputs]
+        pairs = zip(fakes, inputs, strict=True)
+        shared = [fake for fake, value in pairs if isinstance(value, TokenShare)]
+        with fake_mode, _RefuseWrites(shared):
+            gm.forward(*fakes)
+
+
+def _fake(value: Any, mode: FakeTensorMode) -> Any:
+    if isinstance(value, TokenShare):
+        with mode:
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
             )
-        if first in views and _is_view(node):
-            views.add(node)
+    return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
 
-def _writes(node: Node) -> bool:
-    name = _name(node)
-    return (
-        node.target in _WRITING
-        or "out" in node.kwargs
-        or bool(node.kwargs.get("inplace"))
-        or (name.endswith("_") and not name.endswith("__"))
-    )
+class _RefuseWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises UserError where an op writes to the memory of a tensor that is a share."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, shared: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._memory = {_memory_of(tensor) for tensor in shared}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(_memory_of(tensor) in self._memory for tensor in _written(func, args, kwargs or {})):
+            raise UserError(_WRITES)
+        return func(*args, **(kwargs or {}))
 
 
-def _is_view(node: Node) -> bool:
-    return node.target is operator.getitem or _name(node) in _VIEWS
+def _memory_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
-def _name(node: Node) -> str:
-    target = node.target
-    return target if isinstance(target, str) else getattr(target, "__name__", "")
+def _written(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Returns the tensors that an op writes to."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
+    given |= kwargs
+    named = [item.name for item in schema.arguments if item.alias_info and item.alias_info.is_write]
+    leaves = pytree.tree_leaves([given.get(name) for name in named])
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -21,11 +21,20 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from cocodiff_compile.compat import find_group, is_capturing, not_captured, outside_the_compiler
+from cocodiff_compile.compat import (
+    find_group,
+    group_ranks,
+    is_capturing,
+    not_captured,
+    outside_the_compiler,
+)
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.cut.view_rules import reshaped_cut
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import ALL_GATHER, WAIT, aten
 from cocodiff_compile.ir.pointwise import POINTWISE
+from cocodiff_compile.ranks.agreement.watch import watched
+from cocodiff_compile.shard.model_calls import is_gathered_behind
 
 
 def gathered_rows(
@@ -62,6 +71,12 @@ def _shape_of_whole(
 
 
 WHOLE = torch.ops.cocodiff.whole_of_shares.default
+
+_LEFT = (
+    "option 'shard': a tensor of which this rank holds a share has left the model as an attribute "
+    "or in an object that is no tuple, dict or dataclass: it cannot be read here, where others may "
+    "not read it; return it from the model's forward, or read it there"
+)
 
 
 def whole_cut(arguments: Mapping[str, Any]) -> Cut:
@@ -110,22 +125,34 @@ class TokenShare(Tensor):
     _source: _Source | None
     """What this is a view of."""
     _whole: Tensor | None
+    _is_of_a_call: bool
+    """Whether it was made in the call of a model, which it must not leave."""
     _shown: Tensor
     """What was last shown of it, kept alive: Dynamo takes tensors at one address for the same."""
 
     @staticmethod
-    def __new__(cls, share: Tensor, cut: Cut, group: str) -> TokenShare:
+    def __new__(
+        cls, share: Tensor, cut: Cut, group: str, strides: Sequence[Any] | None = None
+    ) -> TokenShare:
+        """Makes a share of a contiguous whole, or of one that lies in memory with `strides`."""
         shape = list(share.shape)
         shape[cut.dim] = int(cut.outer) * int(cut.inner)
         made: TokenShare = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=share.dtype, device=share.device
+            cls, shape, strides=strides, dtype=share.dtype, device=share.device
         )
         return made
 
-    def __init__(self, share: Tensor, cut: Cut, group: str) -> None:
+    def __init__(
+        self,
+        share: Tensor,
+        cut: Cut,
+        group: str,
+        strides: Sequence[Any] | None = None,  # noqa: ARG002  (of __new__)
+    ) -> None:
         super().__init__()
         self.cut, self.group = cut, group
         self._held, self._source, self._whole = share, None, None
+        self._is_of_a_call = is_gathered_behind()
 
     @property
     def share(self) -> Tensor:
@@ -149,10 +176,15 @@ class TokenShare(Tensor):
             return self._whole
         cut = self.cut
         place = (cut.dim, int(cut.outer), list(cut.segments), cut.count)
-        whole: Tensor = WHOLE(self.share, *place, self.group)
-        if not is_capturing():  # a graph has values of its own
-            self._held, self._whole = None, whole
-        return whole
+        if is_capturing():  # a graph has values of its own
+            in_graph: Tensor = WHOLE(self.share, *place, self.group)
+            return in_graph
+        if self._is_of_a_call and not is_gathered_behind():
+            raise UserError(_LEFT)
+        with watched(tuple(group_ranks(self.group) or ())):
+            self._whole = WHOLE(self.share, *place, self.group)
+        self._held = None
+        return self._whole
 
     def part(self, first: int, last: int) -> TokenShare:
         """Returns the rows of some segments, by the first one and the one behind the last."""
@@ -178,7 +210,8 @@ class TokenShare(Tensor):
         of_share: Callable[[Tensor], Tensor],
         of_whole: Callable[[Tensor], Tensor],
     ) -> TokenShare:
-        made = TokenShare(of_share(self.share), cut, self.group)
+        strides = of_whole(_like(self)).stride()
+        made = TokenShare(of_share(self.share), cut, self.group, strides)
         made._held, made._source = None, _Source(self, of_share, of_whole)
         return made
 
@@ -195,6 +228,22 @@ class TokenShare(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         return self.whole().numpy(force=force)
 
+    @not_captured
+    def data_ptr(self) -> int:
+        return self.whole().data_ptr()
+
+    @not_captured
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.whole().__dlpack__(**how)
+
+    @not_captured
+    def share_memory_(self) -> Any:
+        return self.whole().share_memory_()  # type: ignore[no-untyped-call]
+
+    @not_captured
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
     # What torch asks of a tensor class that can be captured
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Cut, str]]:
@@ -202,9 +251,9 @@ class TokenShare(Tensor):
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: Mapping[str, Tensor], context: tuple[Cut, str], _size: Any, _stride: Any
+        inner: Mapping[str, Tensor], context: tuple[Cut, str], _size: Any, strides: Any
     ) -> TokenShare:
-        return TokenShare(inner["share"], *context)
+        return TokenShare(inner["share"], *context, strides)
 
     def _stable_hash_for_caching(self) -> str:
         return repr((self.cut, self.group))
@@ -236,7 +285,7 @@ def _kept_shared(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     shares = [item for item in operands if isinstance(item, TokenShare)]
     first = shares[0]
     if func is aten.detach.default:
-        return TokenShare(first.share, first.cut, first.group) if is_capturing() else _all_of(first)
+        return _with_same_share(first) if is_capturing() else _all_of(first)
     if is_capturing() or any(item.group != first.group for item in shares):
         return None
     if func is aten.cat.default and len(operands) == len(shares):
@@ -250,6 +299,15 @@ def _kept_shared(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     if len(shares) == 1 and not kwargs:
         return _by_rows(func, args, first)
     return None
+
+
+def _like(source: TokenShare) -> Tensor:
+    """Returns a tensor without values that lies in memory as the whole does."""
+    return torch.empty_strided(source.shape, source.stride(), device="meta")
+
+
+def _with_same_share(source: TokenShare) -> TokenShare:
+    return TokenShare(source.share, source.cut, source.group, source.stride())
 
 
 def _all_of(source: TokenShare) -> TokenShare:
@@ -285,7 +343,7 @@ def _sliced(
 
 
 def _viewed(source: TokenShare, shape: Sequence[int]) -> TokenShare | None:
-    after = [*torch.empty(source.shape, device="meta").view(shape).shape]
+    after = [*_like(source).view(shape).shape]
     try:
         cut = reshaped_cut(source.cut, source.shape, after, "a view of a share")
     except CutUnknown:

@@ -4,6 +4,7 @@ and however they are written to.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,16 @@ def _part_a_part(x: Tensor) -> Tensor:
     return x[:, TEXT:][:, 3:] * 2
 
 
+def _write_a_copy_of_a_part(x: Tensor) -> Tensor:
+    x[:, TEXT:].contiguous().zero_()
+    return x * 2
+
+
+def _pickle(x: Tensor) -> Tensor:
+    parts = pickle.loads(pickle.dumps([x, x[:, TEXT:]]))
+    return parts[0] + parts[1].sum()
+
+
 USES: dict[str, Callable[[Tensor], Tensor]] = {
     "pointwise": lambda x: torch.nn.functional.gelu(x) * 2 + OTHER,
     "broadcast": lambda x: x + torch.arange(float(WIDTH)),
@@ -112,6 +123,10 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "heads": lambda x: x.unflatten(-1, (2, -1)) * 2,
     "rows of all samples": lambda x: x.reshape(-1, WIDTH) + 1,
     "other rows": lambda x: x.view(-1, 2, WIDTH // 2) + 1,
+    "rows of a part": lambda x: x[:, TEXT:].flatten(0, 1) * 1,
+    "a part in another shape": lambda x: x[:, TEXT:].reshape(-1, WIDTH).softmax(-1),
+    "rows of a part that are written": lambda x: x[:, TEXT:].flatten(0, 1).add_(1),
+    "memory": lambda x: torch.from_dlpack(x) + float(x.data_ptr() == 0),
     "two shares": lambda x: (x * 2) + x,
     "joined and parted": _join_and_part,
     "a part of a part": _part_a_part,
@@ -123,6 +138,8 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "written through rows": _write_through_rows,
     "written through what is detached": _write_through_what_is_detached,
     "a copy is written": _write_a_copy,
+    "a copy of a part is written": _write_a_copy_of_a_part,
+    "pickled": _pickle,
     "filled": _fill,
     "read by one that is written": _write_to_another,
     "out": _write_out,
@@ -191,11 +208,19 @@ class _Block(nn.Module):
         return x + attended.transpose(1, 2).flatten(2)
 
 
-WRITES = {
+WRITES: dict[str, Callable[[Tensor], Any]] = {
     "all": _write_all,
     "part": _write_a_part,
     "through a view": _write_through_a_view,
     "out": _write_out,
+    "the same dtype": lambda x: x.to(torch.float32).add_(1),
+    "contiguous": lambda x: x.contiguous().add_(1),
+    "by position": lambda x: nn.functional.leaky_relu(x, 0.1, True),
+    "a module": nn.ELU(inplace=True),
+    "transposed": lambda x: x.mT.fill_(1),
+    "for each": lambda x: torch._foreach_add_([x], 1.0),
+    "a part of several": lambda x: torch.hsplit(x, [2])[0].add_(1),
+    "data": lambda x: x.data.add_(1),
 }
 
 

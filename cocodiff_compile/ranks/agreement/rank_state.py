@@ -55,6 +55,12 @@ class GroupState:
     """When the code of the last call began to run; None while none runs."""
     last_compared: int | None = None
     """The last call before which the ranks compared plans."""
+    input_call: int = 0
+    """The last call before which this rank compared its inputs."""
+    input_rounds: int = 0
+    """How many comparisons before that call there were after the first one."""
+    last_inputs: str = ""
+    """The key of this rank's digests in the last comparison."""
     closed: str = ""
     """Why this rank closed its groups of these ranks; empty while they are open."""
 

@@ -1,41 +1,94 @@
-"""Compares what the ranks of a group are called with, by digests: no tensor crosses the network."""
+"""Compares what the ranks of a group are called with, by digests: no tensor crosses the network.
+
+The digests go through the store, under the number of the call over the group that follows. A rank
+that compares nothing before this call, since it did not compile anew, soon waits in a collective
+of it: its watch thread answers for it (`answer_inputs`), so that a rank may compile alone.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
-from cocodiff_compile.errors import UserError
-from cocodiff_compile.ranks.agreement.all_ranks import gathered
+from cocodiff_compile.errors import PeerError
+from cocodiff_compile.ranks.agreement.rank_state import GroupState, Ranks, group_key, rank_state
+from cocodiff_compile.ranks.agreement.waiting import (
+    explain_store_errors,
+    linger_until_read,
+    wait_for,
+)
+from cocodiff_compile.ranks.agreement.world import world_store
 
 _DIGESTED_WORDS = 1 << 19
 """How many words of 8 bytes are summed at once."""
+_COMPARES_NOTHING = "null"
 
 
-def refuse_other_inputs(inputs: Mapping[int, Any], group: Any) -> None:
-    """Raises UserError on every rank if a rank is called with other values than the first one.
-    `inputs` are values by their place among all inputs.
+def refuse_other_inputs(inputs: Mapping[int, Any], ranks: Ranks) -> None:
+    """Raises UserError on every rank if a rank is about to call the same with other values.
+    `inputs` are values by their place among all inputs. The ranks must be real.
     """
-    everyone = gathered({place: _digest(value) for place, value in inputs.items()}, group)
-    for rank, theirs in enumerate(everyone):
+    group, store, rank = rank_state.get().group(ranks), world_store(), dist.get_rank()
+    number = group.calls + 1
+    count = group.input_rounds = group.input_rounds + 1 if group.input_call == number else 0
+    group.input_call = number
+    keys = {other: _key(ranks, number, count, other) for other in ranks}
+    own = {str(place): _digest(value) for place, value in inputs.items()}
+    with explain_store_errors():
+        store.set(keys[rank], json.dumps(own))
+        store.set(_asked_key(ranks, number, count), "")
+        wait_for(keys, f"the comparison of the inputs of call {number}")
+        given = {other: json.loads(store.get(key)) for other, key in keys.items()}
+        if difference := _difference(given, inputs):
+            store.set(f"{keys[rank]}/read", "")
+            linger_until_read([f"{key}/read" for key in keys.values()])
+            raise PeerError(difference)
+        if group.last_inputs:
+            store.delete_key(group.last_inputs)  # all have read it, since they came here
+        group.last_inputs = keys[rank]
+
+
+def answer_inputs(ranks: Ranks, group: GroupState) -> None:
+    """Tells ranks that compare the inputs of the call that this one is in, that it does not."""
+    store, number = world_store(), group.calls
+    own = _key(ranks, number, 0, dist.get_rank())
+    is_asked = store.check([_asked_key(ranks, number, 0)])
+    if is_asked and group.input_call != number and not store.check([own]):
+        store.set(own, _COMPARES_NOTHING)
+
+
+def _difference(given: Mapping[int, Any], inputs: Mapping[int, Any]) -> str:
+    """Returns the first input of which ranks have different digests, in words."""
+    comparing = {rank: digests for rank, digests in given.items() if digests is not None}
+    first = next(iter(comparing))
+    for rank, theirs in comparing.items():
         for place, value in inputs.items():
-            if everyone[0].get(place) != theirs.get(place):
-                ranks = dist.get_process_group_ranks(group)
-                raise UserError(
-                    f"option 'shard': rank {ranks[rank]} was called with another value than rank "
-                    f"{ranks[0]} in input {place} ({_described(value)}); every rank must have the "
-                    "same weights and be called with the same inputs: seed random numbers alike"
+            if comparing[first].get(str(place)) != theirs.get(str(place)):
+                return (
+                    f"option 'shard': rank {rank} was called with another value than rank {first} "
+                    f"in input {place} ({_described(value)}); every rank must have the same "
+                    "weights and be called with the same inputs: seed random numbers alike"
                 )
+    return ""
 
 
-def _digest(value: Any) -> tuple[Any, ...]:
+def _key(ranks: Ranks, number: int, count: int, rank: int) -> str:
+    return f"cocodiff/inputs/{group_key(ranks)}/{number}.{count}/{rank}"
+
+
+def _asked_key(ranks: Ranks, number: int, count: int) -> str:
+    return f"cocodiff/inputs/{group_key(ranks)}/{number}.{count}/asked"
+
+
+def _digest(value: Any) -> list[Any]:
     """Returns a few numbers that tell values apart: sums of words, each times its place."""
     if not isinstance(value, torch.Tensor):
-        return (repr(value),)
-    flat = value.detach().contiguous().reshape(-1)
+        return [repr(value)]
+    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     memory = flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have stride 0
     missing = -len(memory) % 8
     if missing or memory.storage_offset() % 8:
@@ -45,7 +98,7 @@ def _digest(value: Any) -> tuple[Any, ...]:
     begins = range(0, len(words), _DIGESTED_WORDS)
     parts = (words[begin : begin + _DIGESTED_WORDS] for begin in begins)
     sums = [(part * places[: len(part)]).sum() for part in parts]
-    return (str(value.dtype), tuple(value.shape), *(torch.stack(sums).tolist() if sums else ()))
+    return [str(value.dtype), list(value.shape), *(torch.stack(sums).tolist() if sums else ())]
 
 
 def _described(value: Any) -> str:

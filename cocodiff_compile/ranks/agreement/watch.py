@@ -32,6 +32,7 @@ from cocodiff_compile.ranks.agreement.failures import (
 )
 from cocodiff_compile.ranks.agreement.heartbeat import BEAT_S, announce_end, beat, left_before
 from cocodiff_compile.ranks.agreement.rank_state import Ranks, RankState, group_key, rank_state
+from cocodiff_compile.ranks.agreement.same_inputs import answer_inputs
 from cocodiff_compile.ranks.agreement.waiting import (
     announce_closed,
     closed_by_others,
@@ -106,6 +107,7 @@ def _check_groups(own: RankState, now: float) -> None:
         if group.closed or since is None or now - since < RUNS_LONG_S:
             continue
         with own.lock:
+            answer_inputs(ranks, group)
             cause = find_cause(ranks, group.calls) or answer(ranks, group)
         if cause and group.running_since == since:
             close(ranks, cause)
