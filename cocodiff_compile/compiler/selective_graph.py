@@ -13,7 +13,8 @@ from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.compat import compiling_later, inductor_settings, optimization_hint
 from cocodiff_compile.compiler.compile_facts import collective_groups
-from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
+from cocodiff_compile.compiler.dumps import Dumps
+from cocodiff_compile.compiler.finish_graph import FinishGraph
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked, graph_rounds
 from cocodiff_compile.compiler.stages import SELECT, stages
 from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, bound, size_bytes, value_of

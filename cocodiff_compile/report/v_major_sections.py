@@ -1,0 +1,128 @@
+"""Shows what V-Major sent in each denoising step and attention, and how much of it was lost, from
+what a rank recorded while it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from cocodiff_compile.report.page.sections import Cell, Column, Drawing, Facts, Part, Section, Table, Text
+from cocodiff_compile.report.tables import format_bytes
+
+_CELL, _LEFT, _TOP = 14, 210, 18
+_MAX_ROWS = 80
+_SENT, _LOST = "#4c6a92", "#c8404f"
+
+
+def v_major_section(page: Mapping[str, Any]) -> Section | None:
+    """Returns what V-Major did in the steps that ran; None if it is off."""
+    if page["options"]["v_major"]["value"] == "None":
+        return None
+    recorded = page.get("v_major")
+    title, lead = "V-Major: bytes and loss", (
+        "What this rank sent to others in each denoising step, against sending everything."
+    )
+    if not recorded or not recorded["steps"]:
+        why = (
+            "No denoising step was recorded yet: this page is written again when a "
+            "`with cocodiff_compile.denoising(...)` block ends."
+        )
+        return Section("V-Major", title, (Text(why),), lead)
+    return Section("V-Major", title, _parts(recorded), lead)
+
+
+def _parts(recorded: Mapping[str, Any]) -> list[Part]:
+    steps = recorded["steps"]
+    sent, full = (sum(step[key] for step in steps) for key in ("sent_bytes", "full_bytes"))
+    parts: list[Part] = [
+        Facts(
+            [
+                ("sent", format_bytes(sent), f"of {format_bytes(full)} uncompressed"),
+                ("part of the bytes", f"{100 * sent / full:.1f} %" if full else "?", ""),
+                ("steps", str(len(steps)), "of all pictures"),
+                ("caches", format_bytes(max(step["cache_bytes"] for step in steps)), "at the most"),
+            ]
+        )
+    ]
+    if recorded["layers"]:
+        shares = [[_share(recorded, step, place) for step in steps] for place in _layers(recorded)]
+        parts.append(Drawing(_map(recorded, shares, _SENT, "sent"), "part of its bytes that each "
+                             "attention sent, step by step: the darker the more"))  # fmt: skip
+    if any(step["losses"] for step in steps):
+        losses = [[_loss(step, place) for step in steps] for place in _layers(recorded)]
+        parts.append(Drawing(_map(recorded, losses, _LOST, "lost"), "part of what was to be sent "
+                             "that was lost by the code, step by step: the darker the more"))  # fmt: skip
+    else:
+        parts.append(Text("Loss is measured where the policy needs it: v_major={'policy': 'adaptive'}."))
+    return [*parts, _table(steps)]
+
+
+def _layers(recorded: Mapping[str, Any]) -> range:
+    return range(min(_MAX_ROWS, len(recorded["layers"])))
+
+
+def _share(recorded: Mapping[str, Any], step: Mapping[str, Any], place: int) -> float:
+    """Returns the part of its bytes that an attention sent in a step, over the calls of it."""
+    full = recorded["full_by_layer"][place]
+    calls = sum(step["kinds"].values())
+    sent = sum(
+        count * recorded["sent_by_layer"].get(kind, recorded["full_by_layer"])[place]
+        for kind, count in step["kinds"].items()
+    )
+    return sent / (calls * full) if calls and full else 0.0
+
+
+def _loss(step: Mapping[str, Any], place: int) -> float:
+    return float(step["losses"][place]) if place < len(step["losses"]) else 0.0
+
+
+def _map(
+    recorded: Mapping[str, Any], rows: Sequence[Sequence[float]], color: str, word: str
+) -> str:
+    """Returns a square for each attention and step."""
+    most = max((value for row in rows for value in row), default=0.0) or 1.0
+    steps, parts = recorded["steps"], []
+    for place, row in enumerate(rows):
+        y, name = _TOP + place * _CELL, recorded["layers"][place] or str(place)
+        short = name if len(name) < 32 else f"...{name[-29:]}"
+        parts.append(f'<text x="0" y="{y + 11}">{escape(short)}</text>')
+        for at, value in enumerate(row):
+            box = f'x="{_LEFT + at * _CELL}" y="{y}" width="{_CELL - 1}" height="{_CELL - 1}"'
+            said = escape(f"{name}, step {steps[at]['step']}: {value * 100:.2f} % {word}")
+            opacity = 0.06 + 0.94 * value / most
+            parts.append(
+                f'<rect {box} fill="{color}" fill-opacity="{opacity:.2f}"><title>{said}</title></rect>'
+            )
+    for at in range(0, len(steps), 5):
+        parts.append(f'<text x="{_LEFT + at * _CELL}" y="12">{steps[at]["step"]}</text>')
+    size = f'width="{_LEFT + len(steps) * _CELL + 20}" height="{_TOP + len(rows) * _CELL + 8}"'
+    label = f"part {word} by attention and step"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="10.5" class="phases" role="img" '
+        f'font-family="system-ui, sans-serif" aria-label="{label}">' + "".join(parts) + "</svg>"
+    )
+
+
+def _table(steps: Sequence[Mapping[str, Any]]) -> Table:
+    columns = (
+        Column("step", True), Column("kind of step"), Column("sent", True),
+        Column("part of the bytes", True), Column("mean loss", True), Column("caches", True),
+    )  # fmt: skip
+    rows = []
+    for step in steps:
+        share = step["sent_bytes"] / step["full_bytes"] if step["full_bytes"] else 0.0
+        losses = step["losses"]
+        mean = sum(losses) / len(losses) if losses else None
+        rows.append(
+            (
+                Cell(str(step["step"]), step["step"]),
+                " / ".join(step["kinds"]),
+                Cell(format_bytes(step["sent_bytes"]), step["sent_bytes"]),
+                Cell(f"{share * 100:.1f} %", share),
+                Cell(f"{mean * 100:.2f} %", mean) if mean is not None else "",
+                Cell(format_bytes(step["cache_bytes"]), step["cache_bytes"]),
+            )
+        )
+    return Table(columns, rows, "denoising steps")
