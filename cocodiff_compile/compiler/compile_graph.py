@@ -23,9 +23,9 @@ from cocodiff_compile.compat import (
     without_autograd_cache,
 )
 from cocodiff_compile.compiler.compilation import Compilation, Generate
+from cocodiff_compile.compiler.dumps import Dumps
 from cocodiff_compile.compiler.exact_rows import rows_differ_on_any
 from cocodiff_compile.compiler.find_machines import find_machines
-from cocodiff_compile.compiler.dumps import Dumps
 from cocodiff_compile.compiler.finish_graph import FinishGraph
 from cocodiff_compile.compiler.graph_rounds import graph_rounds
 from cocodiff_compile.compiler.live_device import find_device

@@ -1,9 +1,10 @@
-"""Writes one graph down while it is compiled: in the folder `debug_dir`, in the trace, on a page."""
+"""Writes one graph down while it is compiled: into `debug_dir`, into the trace, on a page."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,8 @@ class Dumps:
         """Adds what became known of the graph later to its page."""
         if self.rank_folder is not None:
             rank_page(self.rank_folder).update(self.number, kind, **more)
+
+    def show_run(self, recorded: Mapping[str, Any]) -> None:
+        """Adds what was recorded while the graph ran to its page."""
+        if self.rank_folder is not None:
+            rank_page(self.rank_folder).show_run(self.number, recorded)

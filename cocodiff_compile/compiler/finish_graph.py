@@ -18,7 +18,6 @@ from cocodiff_compile.compiler.generated_order import graph_kinds, keeps_order
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked
 from cocodiff_compile.compiler.pin_order import pinned
 from cocodiff_compile.compiler.stages import ORDER, Deciding, stages
-from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.report.collect import GraphReport, publish
 from cocodiff_compile.report.describe import describe_report, format_graph

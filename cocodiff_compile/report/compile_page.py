@@ -30,11 +30,15 @@ from cocodiff_compile.report.page.sections import (
     Tone,
 )
 from cocodiff_compile.report.problems import Problem, find_problems
-from cocodiff_compile.report.sites_table import sites_table
+from cocodiff_compile.report.sites_table import exposed_table, sites_table
 from cocodiff_compile.report.tables import format_seconds
 from cocodiff_compile.report.v_major_sections import v_major_section
 from cocodiff_compile.topology.files import parse_topology
 
+_NO_PROBLEM = (
+    "Nothing stands in the way of this graph: no attention was declined, and no exchange is "
+    "exposed for long."
+)
 _TONES: Mapping[str, Tone] = {"error": "bad", "warning": "warn", "note": ""}
 
 
@@ -48,10 +52,15 @@ def graph_sections(page: Mapping[str, Any]) -> list[Section]:
         _stages(page),
         _machine(page),
         _sharing(page),
-        v_major_section(page),
         _settings(page),
     ]
     return [section for section in sections if section is not None]
+
+
+def run_sections(page: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> list[Section]:
+    """Returns the sections about how a graph ran, which stand behind those about the graph."""
+    is_off = page["options"]["v_major"]["value"] == "None"
+    return [] if is_off else [v_major_section(recorded)]
 
 
 def graph_name(page: Mapping[str, Any], number: int) -> str:
@@ -59,7 +68,7 @@ def graph_name(page: Mapping[str, Any], number: int) -> str:
     sites = page["summary"]["sites"]
     kind = f", steps {page['kind']}" if page["options"]["v_major"]["value"] != "None" else ""
     first = f": {sites[0]['module']}" if sites and sites[0]["module"] else ""
-    return f"{number}{kind}{first} ({len(sites)} attentions)"
+    return f"{number}{kind}{first}, attentions: {len(sites)}"
 
 
 def _summary(page: Mapping[str, Any]) -> Section:
@@ -82,7 +91,9 @@ def _summary(page: Mapping[str, Any]) -> Section:
         topology = machine["topology"]
         axes = " x ".join(f"{axis['size']} {axis['name']}" for axis in topology["axes"])
         how = "measured" if machine["is_measured"] else "by its figures"
-        facts.append(("machine", f"{topology['name']}", f"{machine['num_ranks']} ranks: {axes}, {how}"))
+        facts.append(
+            ("machine", f"{topology['name']}", f"{machine['num_ranks']} ranks: {axes}, {how}")
+        )
     if page["device"]:
         facts.append(("device", page["device"], "what computing is estimated by"))
     return Section("Summary", "Summary", (Facts(facts), _decided(page)), _lead(page))
@@ -101,11 +112,15 @@ def _step_facts(
     exposed = final["exposed_ns"] / 1e9
     share = exposed / after * 100 if after else 0.0
     return [
-        ("gained, estimated", f"{gain:.2f}x", f"{format_seconds(before)} -> {format_seconds(after)} a step"),
+        (
+            "gained, estimated",
+            f"{gain:.2f}x",
+            f"{format_seconds(before)} -> {format_seconds(after)} a step",
+        ),
         (
             "exposed",
             format_seconds(exposed),
-            f"{share:.1f} % of the step; {format_seconds(captured['exposed_ns'] / 1e9)} as captured",
+            f"{share:.1f} % of the step; {_seconds(captured, 'exposed_ns')} as captured",
         ),
         (
             "hidden",
@@ -115,13 +130,22 @@ def _step_facts(
     ]
 
 
+def _seconds(order: Mapping[str, Any], key: str) -> str:
+    return format_seconds(order[key] / 1e9)
+
+
 def _decided(page: Mapping[str, Any]) -> Part:
     rows = [
         (item["pass"], "rewritten" if item["changed"] else "unchanged",
          "; ".join(item["notes"]), Cell(f"{item['ms']:.1f}", item["ms"]))
         for item in page["summary"]["passes"]
     ]  # fmt: skip
-    columns = (Column("pass"), Column("graph"), Column("what it says"), Column("ms", True))
+    columns = (
+        Column("pass"),
+        Column("graph"),
+        Column("what it says", is_wide=True),
+        Column("ms", True),
+    )
     return Table(columns, rows, "passes, in the order they ran", has_filter=False)
 
 
@@ -130,8 +154,8 @@ def _problems(page: Mapping[str, Any]) -> Section:
     parts: list[Part] = [_card(item) for item in found if item.severity != "note"]
     notes = [item for item in found if item.severity == "note"]
     if not parts:
-        parts.append(Text("Nothing stands in the way of this graph: no attention was declined, and no "
-                          "exchange is exposed for long."))  # fmt: skip
+        parts.append(Text(_NO_PROBLEM))
+    parts += [table] if (table := exposed_table(page)) else []
     parts += [_card(item) for item in notes]
     urgent = len(found) - len(notes)
     return Section(
@@ -144,10 +168,11 @@ def _problems(page: Mapping[str, Any]) -> Section:
 
 
 def _card(problem: Problem) -> Card:
+    times = f" ({problem.count} times)" if problem.count > 1 and not problem.cost_s else ""
     return Card(
         _TONES[problem.severity],
         problem.kind,
-        problem.title + (f" ({problem.count} times)" if problem.count > 1 and not problem.cost_s else ""),
+        problem.title + times,
         problem.where,
         problem.reason,
         problem.remedies,
@@ -165,8 +190,8 @@ def _timeline(page: Mapping[str, Any]) -> Section | None:
         "Timeline",
         "The step, as captured and as ordered",
         (chart,),
-        "Above: the graph as it came. Below: as it runs now. Both on one scale; one lane computes, the "
-        "others are links. Waiting is what stays exposed.",
+        "Above: the graph as it came. Below: as it runs now. Both on one scale; one lane computes, "
+        "the others are links. Waiting is what stays exposed.",
     )
 
 
@@ -192,8 +217,8 @@ def _attentions(page: Mapping[str, Any]) -> Section | None:
         "Attentions",
         "Attentions",
         (table,),
-        "Every attention with exchanges: what each leg sends, in which phases and chunks, how long it is "
-        "exposed, and why one was declined.",
+        "Every attention with exchanges: what each leg sends, in which phases and chunks, how long "
+        "it is exposed, and why one was declined.",
         count=len(table.rows),
     )
 
@@ -206,7 +231,7 @@ def _stages(page: Mapping[str, Any]) -> Section | None:
         "Graph",
         "The graph after each pass",
         (DiffView(stages, "Lines of the graph, compared with the stage before"),),
-        "A line for each node; passes that changed nothing are left out. Unchanged lines are folded.",
+        "A line for each node. Passes that changed nothing are left out, unchanged lines folded.",
         prints_open=False,
     )
 
@@ -224,7 +249,9 @@ def _machine(page: Mapping[str, Any]) -> Section | None:
         if machine["phases"]:
             svg = draw_phases(machine["phases"], colours_of_axes(topology))
             parts.append(
-                Drawing(svg, "exchanges by size: their phases one behind the other, and in one phase")
+                Drawing(
+                    svg, "exchanges by size: their phases one behind the other, and in one phase"
+                )
             )
         else:
             parts.append(Text("Exchanges run in one phase (tapa is off, or there is one axis)."))
@@ -232,7 +259,7 @@ def _machine(page: Mapping[str, Any]) -> Section | None:
         "Machine",
         "Machine and phases",
         parts,
-        "The axes under the Ulysses group, the links that join them, and how exchanges run along them.",
+        "The axes under the Ulysses group, the links that join them, and how exchanges run.",
     )
 
 
@@ -260,13 +287,18 @@ def _settings(page: Mapping[str, Any]) -> Section:
     ]
     versions = [(name, version, "") for name, version in page["versions"].items()]
     decided = [(name, value) for name, value in page["summary"]["decision"].items()]
-    columns = (Column("option"), Column("value", is_code=True), Column(""))
+    columns = (Column("option"), Column("value", is_code=True, is_wide=True), Column(""))
     return Section(
         "Settings",
         "Options, versions, decision",
         (
             Table(columns, [*options, *versions], "options and versions", has_filter=False),
-            Table((Column("choice"), Column("decided")), decided, "decided", has_filter=False),
+            Table(
+                (Column("choice"), Column("decided", is_wide=True)),
+                decided,
+                "decided",
+                has_filter=False,
+            ),
             Text(page["text"], is_code=True),
         ),
         "Everything above as text, too, as `explain` prints it.",
@@ -284,5 +316,5 @@ def page_title(pages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     graphs = f"{len(pages)} graph{'s' if len(pages) > 1 else ''}"
     return (
         f"cocodiff: rank {pages[0]['rank']}",
-        f"{graphs}, {attentions} Ulysses attentions, {declined} declined; {versions}",
+        f"{graphs}, Ulysses attentions: {attentions}, declined: {declined}; {versions}",
     )

@@ -1,5 +1,5 @@
-"""Draws the machine under a Ulysses group, and how long the phases of exchanges keep its links busy,
-as SVG that takes its ink from the page around it.
+"""Draws the machine under a Ulysses group, and how long the phases of exchanges keep its links
+busy, as SVG that takes its ink from the page around it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def draw_machine(topology: Topology) -> str:
 def machine_legend(topology: Topology) -> list[tuple[str, str, str]]:
     """Returns the color, the name and the figures of each class of links."""
     colours = link_colours(topology)
-    return [(colour, _joins(topology, link), link_figures(link)) for link, colour in colours.items()]
+    return [
+        (colour, _joins(topology, link), link_figures(link)) for link, colour in colours.items()
+    ]
 
 
 def _joins(topology: Topology, link: Link) -> str:
@@ -157,4 +159,3 @@ def colours_of_axes(topology: Topology) -> list[str]:
     """Returns the color of each axis, that of its links."""
     colours = link_colours(topology)
     return [colours[axis.link] for axis in topology.axes]
-

@@ -19,6 +19,9 @@ class Exposed:
     """Exchanges that are alike and stay exposed: their times together, the first one's node."""
 
     what: str
+    """What they carry: `Q, K`."""
+    times: str
+    """How long each of these is exposed, as text."""
     where: str
     first: str
     reason: str
@@ -33,61 +36,69 @@ def exposed_exchanges(page: Mapping[str, Any]) -> list[Exposed]:
     final = page["final"]
     if final is None:
         return []
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[bool, str], list[Mapping[str, Any]]] = {}
     for item in final["exchanges"]:
         if item["exposed_ns"] / 1e9 < _LEAST_S:
             continue
-        where = MODULE_NUMBER.sub("*", _module(page, item))
-        groups.setdefault((_carried(final["tasks"], item), where), []).append(item)
-    found = [_exposed(page, what, items) for (what, _), items in groups.items()]
+        where = MODULE_NUMBER.sub("*", module_of_exchange(page, item))
+        is_gathered = carried_by(final["tasks"], item["task"]) == GATHERED
+        groups.setdefault((is_gathered, where), []).append(item)
+    found = [_exposed(page, items) for items in groups.values()]
     return sorted(found, key=lambda item: -item.exposed_s)
 
 
-def _carried(tasks: Mapping[str, Any], item: Mapping[str, Any]) -> str:
+def carried_by(tasks: Mapping[str, Any], place: int) -> str:
     """Returns what a collective carries: `Q`, `O`; what it does where it is of no attention."""
-    place = item["task"]
     if role := tasks["role"][place]:
         return str(role)
     return GATHERED if "all_gather" in tasks["op"][place] else "other tensors"
 
 
-def _module(page: Mapping[str, Any], item: Mapping[str, Any]) -> str:
+def module_of_exchange(page: Mapping[str, Any], item: Mapping[str, Any]) -> str:
+    """Returns where in the model an exchange is: the attention, the module, at least the node."""
     tasks, sites = page["final"]["tasks"], page["summary"]["sites"]
     site = tasks["site"][item["task"]]
     known = sites[site]["module"] if 0 <= site < len(sites) else ""
     return known or tasks["module"][item["task"]] or tasks["name"][item["task"]]
 
 
-def _exposed(page: Mapping[str, Any], role: str, items: Sequence[Mapping[str, Any]]) -> Exposed:
+def _exposed(page: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> Exposed:
     tasks = page["final"]["tasks"]
     first = max(items, key=lambda item: item["exposed_ns"])
-    modules = list(dict.fromkeys(_module(page, item) for item in items))
-    exposed_s = sum(item["exposed_ns"] for item in items) / 1e9
+    times: dict[str, int] = {}
+    for item in items:
+        what = carried_by(tasks, item["task"])
+        times[what] = times.get(what, 0) + item["exposed_ns"]
+    ordered = sorted(times, key=lambda what: -times[what])
+    modules = list(dict.fromkeys(module_of_exchange(page, item) for item in items))
     return Exposed(
-        what=role,
+        what=", ".join(ordered),
+        times=", ".join(f"{what} {format_seconds(times[what] / 1e9)}" for what in ordered),
         where=joined_name(modules),
         first=tasks["name"][first["task"]],
         reason=_reason(page, first, len(items)),
         remedies=tuple(_remedies(page, items)),
-        exposed_s=exposed_s,
+        exposed_s=sum(times.values()) / 1e9,
         size_bytes=tasks["bytes"][first["task"]],
         count=len(items),
     )
 
 
 def _reason(page: Mapping[str, Any], item: Mapping[str, Any], count: int) -> str:
+    tasks = page["final"]["tasks"]
     total_s = (item["end_ns"] - item["begin_ns"]) / 1e9
     hidden_s = max(0.0, total_s - item["exposed_ns"] / 1e9)
-    which = "the longest of them" if count > 1 else "it"
+    role = carried_by(tasks, item["task"])
+    which = f"the longest of them, {role}, takes" if count > 1 else "it takes"
     if not item["behind"]:
         return (
-            f"{which} takes {format_seconds(total_s)} on the links, and nothing that could run "
-            "meanwhile is left: everything else needs what it brings, or has to run before it"
+            f"{which} {format_seconds(total_s)} on the links, and nothing that could run meanwhile "
+            "is left: everything else needs what it brings, or has to run before it"
         )
-    names = ", ".join(page["final"]["tasks"]["name"][place] for place in item["behind"][:2])
+    names = ", ".join(tasks["name"][place] for place in item["behind"][:2])
     return (
-        f"{which} takes {format_seconds(total_s)} on the links, {format_seconds(hidden_s)} of it "
-        f"hidden behind {names}; then the rank waits, since nothing else can run until it arrives"
+        f"{which} {format_seconds(total_s)} on the links, {format_seconds(hidden_s)} of it hidden "
+        f"behind {names}; then the rank waits, since nothing else can run until it arrives"
     )
 
 
@@ -99,10 +110,10 @@ def _remedies(page: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> It
         for site in sorted(sites)
         if 0 <= site < len(page["summary"]["sites"])
     ]
-    if _carried(page["final"]["tasks"], items[0]) == GATHERED:
+    if carried_by(page["final"]["tasks"], items[0]["task"]) == GATHERED:
         yield (
-            "Something needs the whole here: the section on sharing says what reads it. What the graph "
-            "returns must be gathered once; between blocks that are compiled one by one "
+            "Something needs the whole here: the section on sharing says what reads it. What the "
+            "graph returns must be gathered once; between blocks that are compiled one by one "
             "(compile_repeated_blocks) shares are handed on instead."
         )
         return
@@ -112,11 +123,14 @@ def _remedies(page: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> It
             "options={'shard': 'tokens'} place the exchanges."
         )
         return
+    yield from _busy_links(page)
     yield from _packed(known)
     yield from _order(page)
     yield from _head_chunks(page, known, sorted(sites))
     yield from _token_chunks(page)
-    yield from _links(page)
+    yield from _phases(page)
+    if page["options"]["v_major"]["value"] == "None":
+        yield "If a lossy result will do, options={'v_major': {}} sends fewer bytes."
 
 
 def _packed(sites: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -130,12 +144,7 @@ def _packed(sites: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 def _order(page: Mapping[str, Any]) -> Iterable[str]:
     if page["is_ordered"]:
         return
-    notes = [
-        note
-        for item in page["summary"]["passes"]
-        if item["pass"] == "schedule-v-first"
-        for note in item["notes"]
-    ]
+    notes = _notes_of(page, "schedule-v-first")
     said = f" ({notes[-1]})" if notes else ""
     yield f"The captured order was kept{said}: more work must become independent to reorder it."
 
@@ -157,24 +166,50 @@ def _head_chunks(
             f"{max(2, ranks // 2)}}}}}, so that one group of heads computes while another is sent."
         )
     elif option in ("1", "auto") or "chunk-heads" in page["options"]["disable"]["value"]:
-        chosen = "'auto' found no gain" if option == "auto" else f"the option is {option} now"
+        count = next((number for number in range(2, own + 1) if own % number == 0), 2)
+        said = _said_by(page, "head_chunks")
         yield (
-            "Set options={'head_chunks': 2}: one group of heads is computed while the next is on "
-            f"the links ({chosen}; a rank has {own or 'some'} heads)."
+            f"Set options={{'head_chunks': {count}}}: one group of heads is computed while the "
+            f"next is on the links (a rank has {own or 'some'} heads{said})."
         )
 
 
 def _token_chunks(page: Mapping[str, Any]) -> Iterable[str]:
     decided = page["summary"]["decision"].get("token chunks", "")
     if decided.startswith("1,"):
+        notes = _notes_of(page, "chunk-tokens")
+        said = f" ({notes[-1]})" if notes else _said_by(page, "token_chunks")
         yield (
             "Set options={'token_chunks': 2}: what lies between attentions is computed for one "
-            "half of the tokens while the other half is on the links."
+            f"half of the tokens while the other half is on the links{said}."
         )
 
 
-def _links(page: Mapping[str, Any]) -> Iterable[str]:
+def _said_by(page: Mapping[str, Any], option: str) -> str:
+    value = page["options"][option]["value"]
+    if value == "auto":
+        return "; 'auto' estimated that this gains too little"
+    return f"; the option is {value} now"
+
+
+def _notes_of(page: Mapping[str, Any], name: str) -> list[str]:
+    passes = page["summary"]["passes"]
+    return [note for item in passes if item["pass"] == name for note in item["notes"]]
+
+
+def _busy_links(page: Mapping[str, Any]) -> Iterable[str]:
     final = page["final"]
+    if final["in_flight_ns"] > 0.9 * final["compute_ns"]:
+        busy = format_seconds(final["in_flight_ns"] / 1e9)
+        computing = format_seconds(final["compute_ns"] / 1e9)
+        yield (
+            f"Something is on the links for {busy} of the step, and a rank computes for "
+            f"{computing}: no order can hide everything. Use faster links, fewer ranks for one "
+            "image, or a larger batch or resolution (computing grows faster than bytes)."
+        )
+
+
+def _phases(page: Mapping[str, Any]) -> Iterable[str]:
     is_flat = page["summary"]["decision"].get("phases") == "flat"
     machines = [machine for machine in page["machines"] if len(machine["axes"]) > 1]
     if page["options"]["tapa"]["value"] == "off" and machines:
@@ -184,11 +219,3 @@ def _links(page: Mapping[str, Any]) -> Iterable[str]:
             "If ranks are on several nodes, describe the machine with the option 'topology': it "
             "is taken for one axis now, so that exchanges cannot run in phases."
         )
-    if final["in_flight_ns"] > 0.9 * final["compute_ns"]:
-        yield (
-            "The links are busy for nearly as long as a rank computes, so that no order can hide "
-            "everything: send fewer bytes (options={'v_major': {}}, lossy), use faster links or "
-            "fewer ranks per image."
-        )
-    elif page["options"]["v_major"]["value"] == "None":
-        yield "If a lossy result will do, options={'v_major': {}} sends fewer bytes."

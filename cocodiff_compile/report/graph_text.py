@@ -181,4 +181,3 @@ def stages_data(stages: Sequence[tuple[str, Sequence[Line]]]) -> dict[str, Any]:
 def _steps(numbers: Sequence[int]) -> list[int]:
     """Returns the first number, then each one's distance from the one before: small numbers."""
     return [own - other for own, other in zip(numbers, [0, *numbers], strict=False)]
-

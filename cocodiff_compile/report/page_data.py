@@ -1,5 +1,5 @@
-"""Turns what is known of one compiled graph into plain data, from which its page is made. It must be
-called before code generation consumes the graph.
+"""Turns what is known of one compiled graph into plain data, from which its page is made. It must
+be called before code generation consumes the graph.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def _roles(tasks: Sequence[Task], sites: Iterable[UlyssesSite]) -> list[str]:
             for piece in leg.exchange.pieces:
                 for start in (piece.start, *(phase.start for phase in piece.phases)):
                     roles.setdefault(start.name, {})[leg.role.upper()] = None
-    started = [tasks[task.needs[0]] if task.kind == "wait" and task.needs else task for task in tasks]
+    started = [
+        tasks[task.needs[0]] if task.kind == "wait" and task.needs else task for task in tasks
+    ]
     return [", ".join(roles.get(task.name, ())) for task in started]
 
 

@@ -149,19 +149,23 @@ def joined_all(names: Iterable[str]) -> str:
 
 def _exposed_problem(item: Exposed, step_s: float) -> Problem:
     share = f", {item.exposed_s / step_s * 100:.1f} % of the step" if step_s else ""
-    what = item.what if item.what == GATHERED else f"exchanges of {item.what}"
-    times = f"{item.count} {what}" if item.count > 1 else what.replace("exchanges", "exchange", 1)
+    times = f"{item.times}: " if "," in item.times else f"{item.what}: "
+    exposed = f"{times}{format_seconds(item.exposed_s)} exposed{share}"
     size = f" ({format_bytes(item.size_bytes)} each)" if item.size_bytes else ""
     return Problem(
-        "warning",
+        "note" if item.what == GATHERED else "warning",
         "exchange exposed",
-        f"{times}: {format_seconds(item.exposed_s)} exposed{share}",
-        f"{item.where}{size}, first at {item.first}",
+        exposed,
+        f"{item.where}{size}, {_times(item.count)}, the longest at {item.first}",
         item.reason,
         item.remedies,
         item.exposed_s,
         item.count,
     )
+
+
+def _times(count: int) -> str:
+    return f"{count} exchanges" if count > 1 else "1 exchange"
 
 
 def _notes(page: Mapping[str, Any]) -> Iterable[Problem]:

@@ -1,4 +1,4 @@
-"""Writes the page of a rank, `index.html` in its folder, again after every graph that it compiles."""
+"""Writes the page of a rank, `index.html` in its folder, after every graph that it compiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cocodiff_compile.report.compile_page import graph_name, graph_sections, page_title
+from cocodiff_compile.report.compile_page import (
+    graph_name,
+    graph_sections,
+    page_title,
+    run_sections,
+)
 from cocodiff_compile.report.page.document import Rendered, document, render, write_file
 from cocodiff_compile.say_once import say_once
 
@@ -19,7 +24,7 @@ log = logging.getLogger(__name__)
 PAGE_NAME = "index.html"
 
 
-_HEAD = ("rank", "versions", "summary", "num_nodes")
+_HEAD = ("rank", "versions", "summary", "num_nodes", "options", "kind")
 """What the head of a page needs to know of each graph."""
 
 
@@ -32,6 +37,8 @@ class RankPage:
     """All that is known of each graph, by its number and kind of step."""
     _heads: dict[tuple[int, str], Mapping[str, Any]] = field(default_factory=dict)
     _rendered: dict[tuple[int, str], Rendered] = field(default_factory=dict)
+    _runs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What was recorded of each graph while it ran, by its number."""
 
     def add(self, page: Mapping[str, Any]) -> None:
         """Adds a graph, or replaces it, and writes the file. One that cannot be written is logged
@@ -49,12 +56,27 @@ class RankPage:
         if packed := self._packed.get((number, kind)):
             self.add({**json.loads(zlib.decompress(packed)), **more})
 
+    def show_run(self, number: int, recorded: Mapping[str, Any]) -> None:
+        """Shows what was recorded of a graph while it ran, and writes the file again."""
+        self._runs[number] = recorded
+        self._write()
+
     def _write(self) -> None:
-        heads, groups = list(self._heads.values()), list(self._rendered.values())
+        heads = list(self._heads.values())
+        groups = [
+            rendered + _rendered_run(self._heads[key], self._runs.get(key[0]), place)
+            for place, (key, rendered) in enumerate(self._rendered.items())
+        ]
         try:
             write_file(self.file, document(*page_title(heads), groups, _largest(heads)))
         except OSError as error:
             say_once(log, logging.WARNING, f"debug_dir: {self.file} was not written: {error}")
+
+
+def _rendered_run(
+    page: Mapping[str, Any], recorded: Mapping[str, Any] | None, place: int
+) -> Rendered:
+    return render("", run_sections(page, recorded), place)
 
 
 def _largest(pages: Sequence[Mapping[str, Any]]) -> int:
@@ -74,6 +96,7 @@ def write_page(pages: Sequence[Mapping[str, Any]], file: Path) -> None:
         return write_file(file, json.dumps({"graphs": list(pages)}) + "\n")
     groups = [
         render(graph_name(page, place), graph_sections(page), place)
+        + _rendered_run(page, None, place)
         for place, page in enumerate(pages)
     ]
     return write_file(file, document(*page_title(pages), groups, _largest(pages)))

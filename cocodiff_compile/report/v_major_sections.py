@@ -8,21 +8,30 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from cocodiff_compile.report.page.sections import Cell, Column, Drawing, Facts, Part, Section, Table, Text
+from cocodiff_compile.report.page.sections import (
+    Cell,
+    Column,
+    Drawing,
+    Facts,
+    Part,
+    Section,
+    Table,
+    Text,
+)
 from cocodiff_compile.report.tables import format_bytes
 
 _CELL, _LEFT, _TOP = 14, 210, 18
 _MAX_ROWS = 80
+_SENT_CAPTION = "part of its bytes that each attention sent, step by step: the darker the more"
+_LOST_CAPTION = "part of its energy that each attention lost, step by step: the darker the more"
 _SENT, _LOST = "#4c6a92", "#c8404f"
 
 
-def v_major_section(page: Mapping[str, Any]) -> Section | None:
-    """Returns what V-Major did in the steps that ran; None if it is off."""
-    if page["options"]["v_major"]["value"] == "None":
-        return None
-    recorded = page.get("v_major")
-    title, lead = "V-Major: bytes and loss", (
-        "What this rank sent to others in each denoising step, against sending everything."
+def v_major_section(recorded: Mapping[str, Any] | None) -> Section:
+    """Returns what V-Major did in the steps that ran: of `record_steps`; None before any ran."""
+    title, lead = (
+        "V-Major: bytes and loss",
+        ("What this rank sent to others in each denoising step, against sending everything."),
     )
     if not recorded or not recorded["steps"]:
         why = (
@@ -48,14 +57,14 @@ def _parts(recorded: Mapping[str, Any]) -> list[Part]:
     ]
     if recorded["layers"]:
         shares = [[_share(recorded, step, place) for step in steps] for place in _layers(recorded)]
-        parts.append(Drawing(_map(recorded, shares, _SENT, "sent"), "part of its bytes that each "
-                             "attention sent, step by step: the darker the more"))  # fmt: skip
+        parts.append(Drawing(_map(recorded, shares, _SENT, "sent"), _SENT_CAPTION))
     if any(step["losses"] for step in steps):
         losses = [[_loss(step, place) for step in steps] for place in _layers(recorded)]
-        parts.append(Drawing(_map(recorded, losses, _LOST, "lost"), "part of what was to be sent "
-                             "that was lost by the code, step by step: the darker the more"))  # fmt: skip
+        parts.append(Drawing(_map(recorded, losses, _LOST, "lost"), _LOST_CAPTION))
     else:
-        parts.append(Text("Loss is measured where the policy needs it: v_major={'policy': 'adaptive'}."))
+        parts.append(
+            Text("Loss is measured where the policy needs it: v_major={'policy': 'adaptive'}.")
+        )
     return [*parts, _table(steps)]
 
 
@@ -92,16 +101,17 @@ def _map(
             box = f'x="{_LEFT + at * _CELL}" y="{y}" width="{_CELL - 1}" height="{_CELL - 1}"'
             said = escape(f"{name}, step {steps[at]['step']}: {value * 100:.2f} % {word}")
             opacity = 0.06 + 0.94 * value / most
-            parts.append(
-                f'<rect {box} fill="{color}" fill-opacity="{opacity:.2f}"><title>{said}</title></rect>'
-            )
+            look = f'fill="{color}" fill-opacity="{opacity:.2f}"'
+            parts.append(f"<rect {box} {look}><title>{said}</title></rect>")
     for at in range(0, len(steps), 5):
         parts.append(f'<text x="{_LEFT + at * _CELL}" y="12">{steps[at]["step"]}</text>')
     size = f'width="{_LEFT + len(steps) * _CELL + 20}" height="{_TOP + len(rows) * _CELL + 8}"'
     label = f"part {word} by attention and step"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="10.5" class="phases" role="img" '
-        f'font-family="system-ui, sans-serif" aria-label="{label}">' + "".join(parts) + "</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="10.5" class="phases" '
+        f'font-family="system-ui, sans-serif" role="img" aria-label="{label}">'
+        + "".join(parts)
+        + "</svg>"
     )
 
 

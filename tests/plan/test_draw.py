@@ -18,9 +18,9 @@ from cocodiff_compile.topology.draw import (
     BAR,
     HEADER,
     Placed,
+    draw_topology,
     lay_out,
     nics_per_part,
-    draw_topology,
 )
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.presets import PRESETS

@@ -1,1 +1,1 @@
-"""Makes pages: sections of tables, timelines, diffs and pictures become one HTML file without links."""
+"""Makes pages: sections of tables, timelines, diffs and pictures become one HTML file."""

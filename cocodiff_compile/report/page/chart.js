@@ -155,7 +155,7 @@ class Chart {
     this.titles.forEach((title, row) => {
       const y = this.top + HEAD + row * ROW + ROW / 2;
       pen.fillStyle = color("muted");
-      pen.fillText(title.length > 17 ? title.slice(0, 16) + "\u2026" : title, 8, y);
+      pen.fillText(title.length > 20 ? title.slice(0, 19) + "\u2026" : title, 8, y);
     });
     pen.save();
     pen.beginPath();
@@ -187,7 +187,7 @@ class Chart {
         pen.lineWidth = span === picked ? 2 : 1;
         pen.strokeRect(x + 0.5, y + 0.5, Math.max(2, shown - 1), high - 1);
       }
-      if (wide > 46) this.label(pen, color, span, Math.max(x, LEFT), y + high / 2, x + wide);
+      if (wide > 13) this.label(pen, color, span, Math.max(x, LEFT), y + high / 2, x + wide);
     }
     pen.globalAlpha = 1;
   }
@@ -197,8 +197,9 @@ class Chart {
     const module = this.tasks.module[task].split(".").slice(role ? -2 : -3).join(".");
     const full = [role, module || this.tasks.name[task]].filter(Boolean).join(" ");
     const letters = Math.floor(room / 6.4);
-    if (letters < 3) return;
-    const text = full.length > letters ? (role && role.length >= letters - 1 ? role.slice(0, letters) : full.slice(0, letters - 1) + "\u2026") : full;
+    const short = letters < role.length + 3 ? role : full.slice(0, letters - 1) + "\u2026";
+    const text = full.length <= letters ? full : short;
+    if (!text || text.length * 5 > room + 8) return;
     const pale = ["wait", "kernel", "start", "exchange"].includes(this.kinds[span]);
     pen.fillStyle = this.kinds[span] === "wait" ? color("ink") : pale ? "#1b1206" : "#ffffff";
     pen.font = "11px system-ui, sans-serif";

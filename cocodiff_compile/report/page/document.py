@@ -24,6 +24,12 @@ class Rendered:
     body: str
     data: str
 
+    def __add__(self, other: Rendered) -> Rendered:
+        """Returns the sections of both under the name of the first."""
+        return Rendered(
+            self.name, self.links + other.links, self.body + other.body, self.data + other.data
+        )
+
 
 def render(name: str, sections: Sequence[Section], number: int = 0) -> Rendered:
     """Returns a group of sections, of which a page shows one at a time. `number` is another one for
@@ -40,7 +46,9 @@ def render(name: str, sections: Sequence[Section], number: int = 0) -> Rendered:
 
 def _link(section: Section, prefix: str) -> str:
     count = f' <span class="badge">{section.count}</span>' if section.count is not None else ""
-    return f'<li><a href="#{escape(prefix + section.anchor)}">{escape(section.name)}{count}</a></li>'
+    return (
+        f'<li><a href="#{escape(prefix + section.anchor)}">{escape(section.name)}{count}</a></li>'
+    )
 
 
 def document(title: str, subtitle: str, groups: Sequence[Rendered], first: int = 0) -> str:

@@ -1,5 +1,5 @@
-"""Defines what a page is made of. Everything that a caller gives is text and is escaped; only `Drawing`
-takes markup, from our own code.
+"""Defines what a page is made of. All that a caller gives is text and is escaped; only `Drawing`
+takes markup, of our own code.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ class Column:
     is_number: bool = False
     hint: str = ""
     is_code: bool = False
+    is_wide: bool = False
+    """Whether its cells are sentences, which break into lines."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that can be sorted, and filtered if there are many. Cells are texts, numbers or `Cell`."""
+    """Rows that can be sorted and filtered. Cells are texts, numbers or `Cell`."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[object]]
@@ -91,9 +93,7 @@ def _filter_box(caption: str, count: int) -> str:
 def _head(column: Column) -> str:
     kind = ' class="number"' if column.is_number else ""
     hint = f' title="{escape(column.hint)}"' if column.hint else ""
-    return (
-        f'<th scope="col"{kind}{hint}><button type="button">{escape(column.name)}</button></th>'
-    )
+    return f'<th scope="col"{kind}{hint}><button type="button">{escape(column.name)}</button></th>'
 
 
 def _row(columns: Sequence[Column], row: Sequence[object]) -> str:
@@ -103,7 +103,8 @@ def _row(columns: Sequence[Column], row: Sequence[object]) -> str:
 
 def _cell(column: Column, value: object) -> str:
     cell = value if isinstance(value, Cell) else Cell("" if value is None else str(value))
-    names = [name for name, holds in (("number", column.is_number), ("code", column.is_code)) if holds]
+    kinds = {"number": column.is_number, "code": column.is_code, "wide": column.is_wide}
+    names = [name for name, holds in kinds.items() if holds]
     names += [cell.tone] if cell.tone else []
     kind = f' class="{" ".join(names)}"' if names else ""
     sort = f' data-sort="{cell.sort:g}"' if cell.sort is not None else ""
@@ -162,7 +163,7 @@ class Card:
 
 @dataclass(frozen=True)
 class TimelineChart:
-    """Timelines below each other on one scale, which can be zoomed; see `page_data.describe_order`."""
+    """Timelines below each other on one scale, of `page_data.describe_order`."""
 
     data: Mapping[str, Any]
     label: str
@@ -225,8 +226,8 @@ class Legend:
 
     def html(self, _blobs: Blobs) -> str:
         lines = (
-            f'<li><svg width="22" height="10" aria-hidden="true"><rect width="22" height="10" rx="2"'
-            f' fill="{escape(color)}"/></svg> <b>{escape(name)}</b> {escape(more)}</li>'
+            f'<li><svg width="22" height="10" aria-hidden="true"><rect width="22" height="10" '
+            f'rx="2" fill="{escape(color)}"/></svg> <b>{escape(name)}</b> {escape(more)}</li>'
             for color, name, more in self.items
         )
         return f'<ul class="legend">{"".join(lines)}</ul>'

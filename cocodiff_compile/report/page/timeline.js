@@ -5,7 +5,7 @@ const KINDS = {
   matmul: "matmul", attention: "attention", kernel: "other kernels",
   start: "start of an exchange", wait: "waiting: exposed", exchange: "exchange on the links",
 };
-const ROW = 24, HEAD = 26, GAP = 14, RULER = 22, LEFT = 118;
+const ROW = 24, HEAD = 26, GAP = 14, RULER = 22, LEFT = 136;
 
 function startTimeline(root, data) {
   root.replaceChildren();
