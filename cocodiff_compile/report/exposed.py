@@ -167,29 +167,32 @@ def _head_chunks(
         )
     elif option in ("1", "auto") or "chunk-heads" in page["options"]["disable"]["value"]:
         count = next((number for number in range(2, own + 1) if own % number == 0), 2)
-        said = _said_by(page, "head_chunks")
         yield (
-            f"Set options={{'head_chunks': {count}}}: one group of heads is computed while the "
-            f"next is on the links (a rank has {own or 'some'} heads{said})."
+            f"{_set('head_chunks', count, option)}: one group of heads is computed while the next "
+            f"is on the links; a rank has {own or 'some'} heads{_unless_tried(option)}."
         )
 
 
 def _token_chunks(page: Mapping[str, Any]) -> Iterable[str]:
-    decided = page["summary"]["decision"].get("token chunks", "")
-    if decided.startswith("1,"):
-        notes = _notes_of(page, "chunk-tokens")
-        said = f" ({notes[-1]})" if notes else _said_by(page, "token_chunks")
-        yield (
-            "Set options={'token_chunks': 2}: what lies between attentions is computed for one "
-            f"half of the tokens while the other half is on the links{said}."
-        )
+    if not page["summary"]["decision"].get("token chunks", "").startswith("1,"):
+        return
+    option, notes = page["options"]["token_chunks"]["value"], _notes_of(page, "chunk-tokens")
+    yield (
+        f"{_set('token_chunks', 2, option)}: what lies between attentions is computed for one half "
+        f"of the tokens while the other half is on the links{_unless_tried(option, notes)}."
+    )
 
 
-def _said_by(page: Mapping[str, Any], option: str) -> str:
-    value = page["options"][option]["value"]
-    if value == "auto":
-        return "; 'auto' estimated that this gains too little"
-    return f"; the option is {value} now"
+def _set(option: str, count: int, value: str) -> str:
+    return f"{'Try' if value == 'auto' else 'Set'} options={{'{option}': {count}}}"
+
+
+def _unless_tried(value: str, notes: Sequence[str] = ()) -> str:
+    """Returns what is known of a choice that was left to the cost model."""
+    if value != "auto":
+        return f" (the option is {value} now)"
+    said = f": {notes[-1]}" if notes else ""
+    return f" ('auto' did not choose it, by its estimate{said}; measure whether that holds)"
 
 
 def _notes_of(page: Mapping[str, Any], name: str) -> list[str]:

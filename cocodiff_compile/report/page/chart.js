@@ -194,7 +194,7 @@ class Chart {
 
   label(pen, color, span, x, y, end) {
     const task = this.task[span], room = end - x - 10, role = this.tasks.role[task];
-    const module = this.tasks.module[task].split(".").slice(role ? -2 : -3).join(".");
+    const module = this.tasks.module[task].split(".").slice(role || this.kinds[span] === "attention" ? -2 : -3).join(".");
     const full = [role, module || this.tasks.name[task]].filter(Boolean).join(" ");
     const letters = Math.floor(room / 6.4);
     const short = letters < role.length + 3 ? role : full.slice(0, letters - 1) + "\u2026";
