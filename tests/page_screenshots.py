@@ -42,7 +42,7 @@ def _show(driver: Any, theme: str) -> None:
     """Zooms into an attention, and picks an exchange that hides behind computation."""
     driver.execute_script(_SHOW, theme)
     canvas = driver.find_element("css selector", "canvas.chart")
-    canvas.send_keys("e", "e", "e", "e", "+", "+", "\ue015")  # the lane below
+    canvas.send_keys("e", "e", "e", "e", "+", "+", "\ue015", "\ue012", "\ue012")  # down, left
     wait_until(driver, _DRAWN)
     driver.execute_script("scrollTo(0, 0)")
 

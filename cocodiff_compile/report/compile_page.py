@@ -203,9 +203,8 @@ def _chart(order: Mapping[str, Any], group: str | None) -> dict[str, Any]:
         else lane
         for lane in order["lanes"]
     ]
-    exchanges = [
-        {"task": item["task"], "exposed_ns": item["exposed_ns"]} for item in order["exchanges"]
-    ]
+    keys = ("task", "exposed_ns", "queued_ns")
+    exchanges = [{key: item[key] for key in keys} for item in order["exchanges"]]
     return {**order, "lanes": lanes, "exchanges": exchanges}
 
 

@@ -89,7 +89,11 @@ def _reason(page: Mapping[str, Any], item: Mapping[str, Any], count: int) -> str
     total_s = (item["end_ns"] - item["begin_ns"]) / 1e9
     hidden_s = max(0.0, total_s - item["exposed_ns"] / 1e9)
     role = carried_by(tasks, item["task"])
-    which = f"the longest of them, {role}, takes" if count > 1 else "it takes"
+    which = f"the longest of them, {role}," if count > 1 else "it"
+    if item["queued_ns"] / 1e9 >= _LEAST_S:
+        queued = format_seconds(item["queued_ns"] / 1e9)
+        which = f"{which} waits {queued} until other exchanges have left its links, then"
+    which = f"{which} takes"
     if not item["behind"]:
         return (
             f"{which} {format_seconds(total_s)} on the links, and nothing that could run meanwhile "

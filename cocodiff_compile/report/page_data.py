@@ -109,6 +109,7 @@ def describe_order(
     """Returns a program in one order: its tasks by columns, and who was busy with which when."""
     place = {task.name: index for index, task in enumerate(tasks)}
     timeline = order.timeline
+    started = {span.name: span.end_s for span in timeline.spans if span.kind == "start"}
     return {
         "title": title,
         "step_ns": _ns(timeline.step_s),
@@ -123,6 +124,9 @@ def describe_order(
                 "task": place[item.span.name],
                 "begin_ns": _ns(item.span.begin_s),
                 "end_ns": _ns(item.span.end_s),
+                "queued_ns": _ns(
+                    item.span.begin_s - started.get(item.span.name, item.span.begin_s)
+                ),
                 "exposed_ns": _ns(item.exposed_s),
                 "behind": [place[name] for name in item.behind],
             }

@@ -76,7 +76,7 @@ class RankPage:
 def _rendered_run(
     page: Mapping[str, Any], recorded: Mapping[str, Any] | None, place: int
 ) -> Rendered:
-    return render("", run_sections(page, recorded), place)
+    return render("", run_sections(page, recorded), place, part="run")
 
 
 def _largest(pages: Sequence[Mapping[str, Any]]) -> int:

@@ -5,14 +5,13 @@ what a rank recorded while it ran.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from cocodiff_compile.report.page.sections import (
     Cell,
     Column,
-    Drawing,
     Facts,
+    HeatMap,
     Part,
     Section,
     Table,
@@ -20,11 +19,9 @@ from cocodiff_compile.report.page.sections import (
 )
 from cocodiff_compile.report.tables import format_bytes
 
-_CELL, _LEFT, _TOP = 14, 210, 18
-_MAX_ROWS = 80
+_MAX_ROWS, _MAX_STEPS = 200, 200
 _SENT_CAPTION = "part of its bytes that each attention sent, step by step: the darker the more"
 _LOST_CAPTION = "part of its energy that each attention lost, step by step: the darker the more"
-_SENT, _LOST = "#4c6a92", "#c8404f"
 
 
 def v_major_section(recorded: Mapping[str, Any] | None) -> Section:
@@ -55,17 +52,18 @@ def _parts(recorded: Mapping[str, Any]) -> list[Part]:
             ]
         )
     ]
+    last = steps[-_MAX_STEPS:]
     if recorded["layers"]:
-        shares = [[_share(recorded, step, place) for step in steps] for place in _layers(recorded)]
-        parts.append(Drawing(_map(recorded, shares, _SENT, "sent"), _SENT_CAPTION))
-    if any(step["losses"] for step in steps):
-        losses = [[_loss(step, place) for step in steps] for place in _layers(recorded)]
-        parts.append(Drawing(_map(recorded, losses, _LOST, "lost"), _LOST_CAPTION))
+        shares = [[_share(recorded, step, place) for step in last] for place in _layers(recorded)]
+        parts.append(_map(recorded, shares, _SENT_CAPTION, "sent", "matmul"))
+    if any(step["losses"] for step in last):
+        losses = [[_loss(step, place) for step in last] for place in _layers(recorded)]
+        parts.append(_map(recorded, losses, _LOST_CAPTION, "lost", "bad"))
     else:
         parts.append(
             Text("Loss is measured where the policy needs it: v_major={'policy': 'adaptive'}.")
         )
-    return [*parts, _table(steps)]
+    return [*parts, _table(last)]
 
 
 def _layers(recorded: Mapping[str, Any]) -> range:
@@ -83,36 +81,21 @@ def _share(recorded: Mapping[str, Any], step: Mapping[str, Any], place: int) -> 
     return sent / (calls * full) if calls and full else 0.0
 
 
-def _loss(step: Mapping[str, Any], place: int) -> float:
-    return float(step["losses"][place]) if place < len(step["losses"]) else 0.0
+def _loss(step: Mapping[str, Any], place: int) -> float | None:
+    return float(step["losses"][place]) if place < len(step["losses"]) else None
 
 
 def _map(
-    recorded: Mapping[str, Any], rows: Sequence[Sequence[float]], color: str, word: str
-) -> str:
-    """Returns a square for each attention and step."""
-    most = max((value for row in rows for value in row), default=0.0) or 1.0
-    steps, parts = recorded["steps"], []
-    for place, row in enumerate(rows):
-        y, name = _TOP + place * _CELL, recorded["layers"][place] or str(place)
-        short = name if len(name) < 32 else f"...{name[-29:]}"
-        parts.append(f'<text x="0" y="{y + 11}">{escape(short)}</text>')
-        for at, value in enumerate(row):
-            box = f'x="{_LEFT + at * _CELL}" y="{y}" width="{_CELL - 1}" height="{_CELL - 1}"'
-            said = escape(f"{name}, step {steps[at]['step']}: {value * 100:.2f} % {word}")
-            opacity = 0.06 + 0.94 * value / most
-            look = f'fill="{color}" fill-opacity="{opacity:.2f}"'
-            parts.append(f"<rect {box} {look}><title>{said}</title></rect>")
-    for at in range(0, len(steps), 5):
-        parts.append(f'<text x="{_LEFT + at * _CELL}" y="12">{steps[at]["step"]}</text>')
-    size = f'width="{_LEFT + len(steps) * _CELL + 20}" height="{_TOP + len(rows) * _CELL + 8}"'
-    label = f"part {word} by attention and step"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="10.5" class="phases" '
-        f'font-family="system-ui, sans-serif" role="img" aria-label="{label}">'
-        + "".join(parts)
-        + "</svg>"
-    )
+    recorded: Mapping[str, Any],
+    values: Sequence[Sequence[float | None]],
+    caption: str,
+    word: str,
+    color: str,
+) -> HeatMap:
+    rows = [recorded["layers"][place] or str(place) for place in _layers(recorded)]
+    columns = [str(step["step"]) for step in recorded["steps"][-_MAX_STEPS:]]
+    power = 0.4 if word == "lost" else 1.0
+    return HeatMap(rows, columns, values, caption, "step", word, color, power)
 
 
 def _table(steps: Sequence[Mapping[str, Any]]) -> Table:

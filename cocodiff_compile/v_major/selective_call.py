@@ -11,6 +11,7 @@ import logging
 import math
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,8 @@ _NOT_OWNED = (
 )
 
 
+_RECORDED_STEPS = 1000
+"""How many of the last steps are kept for a page."""
 _DISAGREEING_STEP = -2
 """Stands in place of a step if ranks of another group disagree about theirs."""
 
@@ -138,7 +141,7 @@ class SelectiveCall:
     """How many losses follow the mean and the worst in a drift."""
     records: Callable[[Sequence[StepRecord], Mapping[str, Variant]], None] | None = None
     """Is called when a block ends, with all steps of this graph and its variants by their kind."""
-    _steps: list[StepRecord] = field(default_factory=list)
+    _steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_RECORDED_STEPS))
     _variants: dict[Payload | None, Variant] = field(default_factory=dict)
     _boxed_call: bool = True
 
@@ -258,7 +261,7 @@ class SelectiveCall:
     def _tell_records(self) -> None:
         if self.records is not None:
             kinds = {str(key or EXACT): variant for key, variant in self._variants.items()}
-            self.records(self._steps, kinds)
+            self.records(tuple(self._steps), kinds)
 
     def _agree(self, mine: _StepState) -> tuple[float | None, float]:
         """Returns the mean and the worst drift of all ranks. Raises PeerError unless all ranks have

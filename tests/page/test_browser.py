@@ -31,7 +31,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         second = cocodiff_compile.explain(model, torch.ones(1, 8, WIDTH))
         both = type(first)((*first.graphs, *second.graphs))
     both.write_page(folder / "two.html")
+    _run_v_major(folder / "run")
     return folder
+
+
+def _run_v_major(folder: Path) -> None:
+    options = {"v_major": {"policy": "adaptive", "only_if_faster": False}, "debug_dir": str(folder)}
+    torch._dynamo.reset()
+    with fake_ranks(2), torch.no_grad(), cocodiff_compile.denoising(num_steps=3) as run:
+        model = torch.compile(Block().eval(), backend="cocodiff_eager", options=options)
+        for _ in range(3):
+            model(torch.randn(1, 4, WIDTH))
+            run.step()
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +242,19 @@ def test_another_graph_is_unpacked_when_it_is_picked(browser: Any, files: Path) 
     wait_until(browser, "return document.querySelectorAll('canvas.chart').length === 2")
     assert not find(browser, f".group[data-group='{shown}']").is_displayed()
     assert find(browser, f".group[data-group='{other}'] canvas.chart").is_displayed()
+    assert console_errors(browser) == []
+
+
+def test_steps_of_v_major_are_told_by_keyboard(browser: Any, files: Path) -> None:
+    open_page(browser, files / "run" / "rank_000" / "index.html")
+    maps = [
+        item for item in browser.find_elements("css selector", ".heatmap") if item.is_displayed()
+    ]
+    assert len(maps) == 2
+    canvas = maps[0].find_element("css selector", "canvas")
+    canvas.send_keys("\ue014", "\ue014")  # right
+    assert "step 1" in maps[0].text
+    assert "% sent" in maps[0].text
     assert console_errors(browser) == []
 
 

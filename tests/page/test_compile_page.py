@@ -37,8 +37,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def blobs_of(text: str) -> list[Any]:
     """Returns the data of a page, in their order."""
-    found = re.findall(r'<script type="text/plain" id="[^"]+">([^<]*)</script>', text)
-    return [json.loads(zlib.decompress(base64.b64decode(item))) for item in found]
+    found = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', text)
+    assert len({name for name, _ in found}) == len(found), "each has a name of its own"
+    return [json.loads(zlib.decompress(base64.b64decode(item))) for _, item in found]
 
 
 def test_debug_dir_and_the_explanation_write_the_same_page(planted: Path) -> None:
@@ -105,10 +106,8 @@ def test_all_graphs_of_a_rank_are_on_its_page(tmp_path: Path) -> None:
     cocodiff_compile.explain(TwoGraphs().eval(), torch.ones(1, 4, WIDTH), options=options)
     text = (tmp_path / "rank_001" / "index.html").read_text()
     assert "cocodiff: rank 1" in text
-    assert re.findall(r"<option value=\"\d\"[^>]*>([^<]*)", text) == [
-        "0: blocks.0.to_qkv, attentions: 1",
-        "1: blocks.1.to_qkv, attentions: 1",
-    ]
+    names = re.findall(r'<option value="(\d)"[^>]*>(\d): [^<]*, attentions: (\d)', text)
+    assert names == [("0", "0", "1"), ("1", "1", "1")]
     assert len(blobs_of(text)) == 4, "a timeline and a diff for each graph"
 
 
@@ -161,10 +160,30 @@ def test_v_major_waits_for_steps_and_then_shows_each_layer(tmp_path: Path) -> No
         },
     )
     text = page.file.read_text()
-    assert "a&lt;b, step 0: 100.00 % sent" in text
-    assert "a&lt;b, step 1: 25.00 % sent" in text
-    assert "a&lt;b, step 1: 12.50 % lost" in text
+    *_, sent, lost = blobs_of(text)
+    assert (sent["rows"], sent["columns"], sent["values"]) == (["a<b"], ["0", "1"], [[1.0, 0.25]])
+    assert (lost["word"], lost["values"]) == ("lost", [[None, 0.125]])
     assert "62.5 %" in text, "of all bytes"
+
+
+@pytest.mark.usefixtures("ranks", "without_gradients")
+def test_a_denoising_run_writes_its_steps_to_the_page(tmp_path: Path) -> None:
+    options = {
+        "v_major": {"policy": "adaptive", "only_if_faster": False},
+        "debug_dir": str(tmp_path),
+    }
+    model = torch.compile(Block().eval(), backend="cocodiff_eager", dynamic=False, options=options)
+    with cocodiff_compile.denoising(num_steps=4) as run:
+        for _ in range(4):
+            model(torch.randn(1, 4, WIDTH))
+            run.step()
+    blobs = blobs_of((tmp_path / "rank_001" / "index.html").read_text())
+    sent, lost, *_ = [blob for blob in blobs if "word" in blob]
+    assert sent["columns"] == ["0", "1", "2", "3"]
+    total = sum(item.sent_bytes for item in run.history) / run.history[0].full_bytes
+    assert sum(sent["values"][0]) == pytest.approx(total), "one layer sends all"
+    assert lost["values"][0][:3] == [item.losses[0] for item in run.history[:3]]
+    assert lost["values"][0][3] is None, "the caches of a picture are freed behind its last step"
 
 
 def test_v_major_without_a_loss_says_which_policy_measures_it() -> None:

@@ -13,6 +13,7 @@ class Chart {
     this.step = data.step_ns;
     this.end = this.begin.reduce((end, begin, span) => Math.max(end, begin + this.lasts[span]), data.step_ns);
     this.exposed = new Map(data.exchanges.map((item) => [item.task, item.exposed_ns]));
+    this.queued = new Map(data.exchanges.map((item) => [item.task, item.queued_ns]));
     this.spanOf = new Map();
     this.kinds.forEach((kind, span) => kind === "exchange" && this.spanOf.set(this.task[span], span));
     this.place();
@@ -138,6 +139,8 @@ class Chart {
     if (exchange === undefined) return [tasks.name[task], rows];
     const exposed = this.exposed.get(this.task[exchange]) || 0;
     if (kind !== "exchange") rows.push(["exchange", `${this.called(exchange)}: ${time(this.lasts[exchange])} on the links, ${size(tasks.bytes[this.task[exchange]])}`]);
+    const queued = this.queued.get(this.task[exchange]);
+    if (queued > 0) rows.push(["queued", `${time(queued)}, until other exchanges left its links`]);
     rows.push(["hides behind", this.listed(this.beside(exchange)) || "nothing"]);
     rows.push(["exposed", exposed ? `${time(exposed)}: the rank stands still` : "not at all"]);
     return [`${kind === "wait" ? "waits for " : ""}${this.called(exchange)}`, rows];
@@ -174,7 +177,7 @@ class Chart {
       if (wide < 1 && x < done && !marked) continue;
       done = Math.max(done, Math.floor(x) + 1);
       const shown = Math.max(1, wide - (wide > 3 ? 1 : 0)), kind = this.kinds[span];
-      pen.globalAlpha = picked >= 0 && !marked ? 0.45 : 1;
+      pen.globalAlpha = picked >= 0 && !marked ? 0.5 : 1;
       pen.fillStyle = color(kind);
       pen.fillRect(x, y, shown, high);
       if (kind === "wait") {

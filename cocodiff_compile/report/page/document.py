@@ -12,7 +12,7 @@ from pathlib import Path
 from cocodiff_compile.report.page.sections import Blobs, Section
 
 _FOLDER = Path(__file__).parent
-_SCRIPTS = ("page.js", "tables.js", "chart.js", "timeline.js", "diff.js")
+_SCRIPTS = ("page.js", "tables.js", "chart.js", "timeline.js", "diff.js", "heatmap.js")
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Rendered:
         )
 
 
-def render(name: str, sections: Sequence[Section], number: int = 0) -> Rendered:
+def render(name: str, sections: Sequence[Section], number: int = 0, part: str = "") -> Rendered:
     """Returns a group of sections, of which a page shows one at a time. `number` is another one for
-    each group of a page.
+    each group of a page, `part` another one for what is added to a group.
     """
-    blobs, prefix = Blobs(prefix=f"d{number}-"), f"g{number}-"
+    blobs, prefix = Blobs(prefix=f"d{number}{part}-"), f"g{number}-"
     body = "".join(section.html(blobs, prefix) for section in sections)
     links = "".join(_link(section, prefix) for section in sections)
     data = "".join(

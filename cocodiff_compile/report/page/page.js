@@ -155,6 +155,7 @@ addEventListener("DOMContentLoaded", () => {
   for (const table of $$(".table")) startTable(table);
   for (const element of $$(".timeline")) wakes(element, startTimeline);
   for (const element of $$(".diff")) wakes(element, startDiff);
+  for (const element of $$(".heatmap")) wakes(element, startHeatMap);
   for (const section of $$("details.section")) section.addEventListener("toggle", wake);
   wake();
 });

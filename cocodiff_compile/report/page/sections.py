@@ -204,6 +204,33 @@ class DiffView:
 
 
 @dataclass(frozen=True)
+class HeatMap:
+    """A square for each row and column, the darker the larger its value: a part of one, None where
+    there is none. `power` below 1 tells small values apart.
+    """
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    caption: str
+    column: str
+    """What a column is called: step."""
+    word: str
+    """What values are parts of: sent."""
+    color: str = "matmul"
+    power: float = 1.0
+
+    def html(self, blobs: Blobs) -> str:
+        names = ("rows", "columns", "values", "column", "word", "color", "power")
+        blob = blobs.add({name: getattr(self, name) for name in names})
+        caption = escape(self.caption)
+        return (
+            f'<figure><div class="heatmap" data-blob="{blob}" data-label="{caption}">'
+            f'<p class="loading">unpacking ...</p></div><figcaption>{caption}</figcaption></figure>'
+        )
+
+
+@dataclass(frozen=True)
 class Drawing:
     """A drawing as SVG markup of our own code, which has escaped what is in it."""
 
