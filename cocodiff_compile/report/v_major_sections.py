@@ -114,7 +114,7 @@ def _table(steps: Sequence[Mapping[str, Any]]) -> Table:
                 " / ".join(step["kinds"]),
                 Cell(format_bytes(step["sent_bytes"]), step["sent_bytes"]),
                 Cell(f"{share * 100:.1f} %", share),
-                Cell(f"{mean * 100:.2f} %", mean) if mean is not None else "",
+                Cell(f"{mean * 100:.3g} %", mean) if mean is not None else "",
                 Cell(format_bytes(step["cache_bytes"]), step["cache_bytes"]),
             )
         )

@@ -74,8 +74,9 @@ class Table:
         heads = "".join(_head(column) for column in self.columns)
         rows = "".join(_row(self.columns, row) for row in self.rows)
         box = _filter_box(self.caption, len(self.rows)) if self.has_filter else ""
+        kind = "table long" if len(self.rows) > 40 else "table"
         return (
-            f'<div class="table" data-rows="{len(self.rows)}">{box}'
+            f'<div class="{kind}" data-rows="{len(self.rows)}">{box}'
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.caption)}">'
             f"<table><caption>{escape(self.caption)}</caption>"
             f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>"
