@@ -8,7 +8,8 @@ ADAPTERS := $(VENV)/adapters-installed
 export OMP_NUM_THREADS ?= 1
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-torch test-faults fuzz mutants lint format bench bench-quick bench-timeline \
+.PHONY: demo test test-slow test-torch test-faults test-page fuzz mutants lint format bench bench-quick \
+	bench-timeline bench-page \
 	bench-own-cost bench-quality \
 	bench-v-major bench-coding bench-recognize bench-tapa bench-pins bench-shard clean
 
@@ -49,6 +50,12 @@ mutants: $(STAMP)
 # What every rank says when one of them goes wrong; part of test-slow.
 test-faults: $(STAMP)
 	$(BIN)/python -m pytest -s tests/ranks/test_fault_matrix.py
+
+# Pages in a browser; as root it installs Debian's chromium if there is none.
+test-page: $(STAMP)
+	command -v chromium chromedriver > /dev/null || (apt-get update && \
+		apt-get install -y --no-install-recommends chromium chromium-driver)
+	$(BIN)/python -m pytest tests/page
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -91,6 +98,9 @@ bench-recognize: $(STAMP)
 
 bench-shard: $(STAMP)
 	$(BIN)/python -m benchmarks.shard_tokens
+
+bench-page: $(STAMP)
+	$(BIN)/python -m benchmarks.page
 
 bench-pins: $(STAMP)
 	$(BIN)/python -m benchmarks.pins

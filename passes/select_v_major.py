@@ -81,9 +81,10 @@ class SelectVMajor:
                 rewriting.declined.append(declined)
             else:
                 cached_roles = self.cached_roles_of(index, site)
+                rewriting.place = index
                 rewriting.rewrite(site, cached_roles, self._skipped_share(index))
         if self.measures_drift and rewriting.rewritten:
-            _emit_drift(graph, rewriting.losses)
+            _emit_drift(graph, rewriting.losses, num_losses(recognition))
         rewriting.erase()
         if self.payload.skipped_share and rewriting.rewritten:
             sort_topologically(graph)
@@ -135,7 +136,10 @@ class _Rewriting:
         self.inline, self.select = inline, select
         self.rewritten: dict[Node, Exchange] = {}
         self.declined: list[Declined] = []
-        self.losses: list[Node] = []
+        self.place = 0
+        """The place of the attention that is being rewritten."""
+        self.losses: list[tuple[int, Node]] = []
+        """The losses of coded exchanges, with the place of their attention."""
         self.caches: list[Node] = []
         self.replaced: dict[Node, Node] = {}
         self.unused: list[Node] = []
@@ -192,7 +196,7 @@ class _Rewriting:
             return
         self.rewritten[start], lost = rewrite.coded(bits, self.select.payload.is_intra_coded)
         if self.select.measures_drift:
-            self.losses.append(lost())
+            self.losses.append((self.place, lost()))
 
     def _plan_tokens(
         self, site: UlyssesSite, by_role: _ByRole, skipped_share: float
@@ -318,12 +322,24 @@ def _why_all_tokens(site: UlyssesSite) -> str:
     return ""
 
 
-def _emit_drift(graph: Graph, losses: Sequence[Node]) -> None:
-    """Emits an input to which the graph writes the mean of all losses and the worst, or 0."""
+LOSS_SITES = "loss_sites"
+"""The key of the drift's metadata that holds the attention of each of its losses."""
+
+
+def num_losses(recognition: Recognition) -> int:
+    """Returns how many losses a drift has room for: one for each exchange, whatever is coded."""
+    return sum(len(site.pieces) for site in recognition.sites)
+
+
+def _emit_drift(graph: Graph, losses: Sequence[tuple[int, Node]], room: int) -> None:
+    """Emits an input to which the graph writes the mean of all losses, the worst, and each mean; 0
+    where there is none.
+    """
     like = next(node for node in reversed(graph.nodes) if node.target is WAIT)
-    drift = new_input(graph, "drift", (2,), like, torch.float32)
+    drift = new_input(graph, "drift", (2 + room,), like, torch.float32)
+    drift.meta[LOSS_SITES] = tuple(place for place, _ in losses)
     with graph.inserting_before(graph.output_node()):
-        (joined,) = Inliner(graph)(_joined, drift, *losses, like=like)
+        (joined,) = Inliner(graph)(_joined, drift, *(loss for _, loss in losses), like=like)
         emit(graph, aten.copy_.default, drift, joined, like=like)
 
 
@@ -331,4 +347,6 @@ def _joined(drift: torch.Tensor, *losses: torch.Tensor) -> torch.Tensor:
     if not losses:
         return torch.zeros_like(drift)
     means, worst = torch.stack(losses).unbind(1)
-    return torch.stack([means.mean(), worst.amax()])
+    totals = torch.stack([means.mean(), worst.amax()])
+    rest = torch.zeros_like(drift)[2 + len(losses) :]
+    return torch.cat([totals, means, rest])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.compat import (
     compile_fx,
@@ -24,9 +24,10 @@ from cocodiff_compile.compat import (
 )
 from cocodiff_compile.compiler.compilation import Compilation, Generate
 from cocodiff_compile.compiler.dry_run import is_dry_run, stand_in
+from cocodiff_compile.compiler.dumps import Dumps
 from cocodiff_compile.compiler.exact_rows import rows_differ_on_any
 from cocodiff_compile.compiler.find_machines import find_machines
-from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
+from cocodiff_compile.compiler.finish_graph import FinishGraph
 from cocodiff_compile.compiler.graph_rounds import graph_rounds
 from cocodiff_compile.compiler.live_device import find_device
 from cocodiff_compile.compiler.per_shape import PerShape, has_symbolic_sizes
@@ -51,6 +52,7 @@ from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.ranks.agreement.watch import reports_failures
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.report.collect import is_collecting
+from cocodiff_compile.report.page_data import describe_captured
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.v_major.payload import EXACT, Payload
 
@@ -129,7 +131,7 @@ def _compile_inner(
         return compilation.generate(gm, example_inputs, **inductor_options)
     compilation = replace(compilation, inductor_options=inductor_options)
     config, dry_run = compilation.config, compilation.dry_run
-    dumps = Dumps.of(config)
+    dumps = Dumps.of(config, dry_run)
     taken = join_wholes(gm.graph)
     deciding = shard_deciding(gm.graph, config, dry_run, compilation.device)
     first = (*stages(SHARD, deciding), *stages(RECOGNIZE, deciding))
@@ -158,6 +160,7 @@ def _compile_recognized(
         alone = rounds.rounds is None
         differ = _rows_differ(report.recognition, dry_run, alone)
         plan = _plan(report.recognition, compilation, differ, given, alone)
+        _describe_captured(dumps, gm.graph, report.recognition, plan.cutting.costs)
         cutting = stages(CUT, plan.cutting)
         if not plan.selects:
             cutting += stages(SELECT, plan.cutting)  # says why it does nothing
@@ -170,6 +173,15 @@ def _compile_recognized(
         if plan.selects:
             return selective_call(gm, example_inputs, report, finish, dumps, rounds)
         return finish.run(gm, example_inputs, report, dumps, rounds)
+
+
+def _describe_captured(
+    dumps: Dumps, graph: Graph, recognition: Recognition, costs: Costs | None
+) -> None:
+    """Keeps the estimated step as captured, if a page is to show it."""
+    if dumps.history is not None and costs is not None:
+        costs = replace(costs, sent_share=1.0)
+        dumps.history.step = describe_captured(graph, recognition, costs)
 
 
 def _is_fingerprint_read(config: CompileConfig) -> bool:

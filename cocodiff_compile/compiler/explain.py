@@ -23,6 +23,7 @@ from cocodiff_compile.ranks.fake_ranks import fake_ranks
 from cocodiff_compile.report.collect import GraphReport, collect_reports
 from cocodiff_compile.report.describe import format_graph
 from cocodiff_compile.report.draw_schedule import draw_schedule
+from cocodiff_compile.report.rank_page import write_page
 from cocodiff_compile.shard.model_calls import as_in_later_calls
 
 
@@ -59,6 +60,16 @@ class Explanation:
         if not ordered:
             raise UserError("nothing to draw: no order was estimated for any graph")
         draw_schedule(max(ordered, key=lambda item: len(item.tasks)), Path(file))
+
+    def write_page(self, file: str | Path) -> None:
+        """Writes all of it as one HTML file, which needs no other file and no network; with `.json`
+        the data that it shows.
+        """
+        pages = [graph.page for graph in self.graphs if graph.page is not None]
+        try:
+            write_page(pages, Path(file))
+        except OSError as error:
+            raise UserError(f"cannot write {file}: {error.strerror}") from None
 
     def __str__(self) -> str:
         if not self.graphs:

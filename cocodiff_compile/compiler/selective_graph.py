@@ -5,24 +5,26 @@ Attentions are cut the same way for all kinds, so that all remember the same ten
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.compat import compiling_later, inductor_settings, optimization_hint
 from cocodiff_compile.compiler.compile_facts import collective_groups
-from cocodiff_compile.compiler.finish_graph import Dumps, FinishGraph
+from cocodiff_compile.compiler.dumps import Dumps
+from cocodiff_compile.compiler.finish_graph import FinishGraph
 from cocodiff_compile.compiler.graph_rounds import GraphRounds, checked, graph_rounds
 from cocodiff_compile.compiler.stages import SELECT, stages
 from cocodiff_compile.ir.aten import ALL_GATHER, ALL_TO_ALL, bound, size_bytes, value_of
 from cocodiff_compile.ir.collectives import collectives_by_group
-from cocodiff_compile.ir.records import copied
-from cocodiff_compile.passes.select_v_major import SelectVMajor
+from cocodiff_compile.ir.records import Recognition, copied
+from cocodiff_compile.passes.select_v_major import LOSS_SITES, SelectVMajor, num_losses
 from cocodiff_compile.pipeline.run_passes import Pipeline, PipelineReport
 from cocodiff_compile.ranks.agreement.watch import reports_failures
-from cocodiff_compile.v_major.denoising import is_denoising
+from cocodiff_compile.report.step_records import describe_steps
+from cocodiff_compile.v_major.denoising import StepRecord, is_denoising
 from cocodiff_compile.v_major.options import VMajorOptions
 from cocodiff_compile.v_major.payload import EXACT, CachedRoles, Payload
 from cocodiff_compile.v_major.selective_call import SelectiveCall, Variant
@@ -69,6 +71,8 @@ def selective_call(
         tuple(compilation.inductor_options.get("static_input_idxs", ())),
         _sent_bytes(gm.graph),
         options.budget_bytes,
+        num_losses(report.recognition),
+        graph.show_records if dumps.rank_folder is not None else None,
     )
     first = policy.first if is_denoising() else None
     plans = rounds.plans(gm.graph, report.recognition)
@@ -105,7 +109,7 @@ class _SelectiveGraph:
         dumps = self.dumps.of_kind(kind)
         for observer in dumps.observers:
             observer.captured(gm)
-        inputs = list(self.example_inputs)
+        inputs, loss_sites = list(self.example_inputs), ()
         if payload is not None:
             deciding = self.finish.deciding_of(kind)
             assert deciding.select is not None
@@ -115,10 +119,19 @@ class _SelectiveGraph:
             inputs += [node.meta["val"] for node in places]
         caches = tuple(inputs[len(self.example_inputs) :])
         if caches and self.measures_drift:
-            caches = caches[:-1]  # the drift, a number
-        sent_bytes = _sent_bytes(gm.graph)
+            caches = caches[:-1]  # the drift, some numbers
+            loss_sites = places[-1].meta[LOSS_SITES]
+        sent_bytes, by_site = _sent_bytes(gm.graph), _sent_by_site(report.recognition)
         compiled = self.finish.run(gm, inputs, report, dumps, rounds.within_a_call)
-        return Variant(compiled, caches, sent_bytes)
+        return Variant(compiled, caches, sent_bytes, by_site, loss_sites)
+
+    def show_records(self, steps: Sequence[StepRecord], variants: Mapping[str, Variant]) -> None:
+        """Shows on the page of this rank what was sent and lost in the steps that ran."""
+        sites = self.report.recognition.sites
+        sent = {kind: variant.sent_by_site for kind, variant in variants.items()}
+        full = _sent_by_site(self.report.recognition)
+        layers = [site.module_path for site in sites]
+        self.dumps.show_run(describe_steps(steps, layers, sent, full))
 
     def _copy(self, kind: str) -> tuple[GraphModule, PipelineReport]:
         graph, recognition = copied(self.gm.graph, self.report.recognition)
@@ -132,13 +145,18 @@ class _SelectiveGraph:
 
 def _sent_bytes(graph: Graph) -> int:
     """Returns the bytes that a rank sends to others in all collectives of a graph."""
-    total = 0
-    for starts in collectives_by_group(graph).values():
-        for start in starts:
-            size = optimization_hint(size_bytes(start.all_input_nodes[0]))
-            if start.target is ALL_TO_ALL:
-                num_ranks = len(bound(start)["input_split_sizes"])
-                total += size // num_ranks * (num_ranks - 1)
-            elif start.target is ALL_GATHER:
-                total += size * (int(bound(start)["group_size"]) - 1)
-    return total
+    groups = collectives_by_group(graph).values()
+    return sum(_sent_by(start) for starts in groups for start in starts)
+
+
+def _sent_by_site(recognition: Recognition) -> tuple[int, ...]:
+    """Returns the bytes that a rank sends to others in the exchanges of each attention."""
+    return tuple(sum(_sent_by(item.start) for item in site.pieces) for site in recognition.sites)
+
+
+def _sent_by(start: Node) -> int:
+    size = optimization_hint(size_bytes(start.all_input_nodes[0]))
+    if start.target is ALL_TO_ALL:
+        num_ranks = len(bound(start)["input_split_sizes"])
+        return size // num_ranks * (num_ranks - 1)
+    return size * (int(bound(start)["group_size"]) - 1) if start.target is ALL_GATHER else 0

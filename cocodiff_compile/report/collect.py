@@ -28,6 +28,8 @@ class GraphReport:
     num_nodes: int
     """The number of nodes of the graph that code is generated from."""
     is_dry_run: bool = False
+    page: dict[str, Any] | None = None
+    """What its page shows, as plain data; None where no page was asked for."""
 
 
 _listeners: list[list[GraphReport]] = []

@@ -24,7 +24,8 @@ from cocodiff_compile.report.tables import format_bytes, format_rows, format_sec
 
 MAX_ROWS = 10
 """How many rows a table of what was gathered, sliced or left whole has."""
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+MODULE_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""The number of a block in the name of a module."""
 _NAME_NUMBER = re.compile(r"_\d+$")
 Row = TypeVar("Row", bound=Any)
 
@@ -104,28 +105,28 @@ def folded(rows: Iterable[Row]) -> list[tuple[Row, int, str]]:
     for row in rows:
         found.setdefault(_without_numbers(row), []).append(row)
     return [
-        (alike[0], len(alike), _joined_name([item.module for item in alike]))
+        (alike[0], len(alike), joined_name([item.module for item in alike]))
         for alike in found.values()
     ]
 
 
 def _without_numbers(row: Any) -> Any:
-    names = {"module": _NUMBER.sub("*", row.module)}
+    names = {"module": MODULE_NUMBER.sub("*", row.module)}
     if hasattr(row, "node"):
         names["node"] = _NAME_NUMBER.sub("", row.node)
     if hasattr(row, "reader"):
         names["reader"] = _NAME_NUMBER.sub("", row.reader)
-        names["reader_module"] = _NUMBER.sub("*", row.reader_module)
+        names["reader_module"] = MODULE_NUMBER.sub("*", row.reader_module)
     if isinstance(row, Slice):
         names["node"] = "" if row.module else row.node
     return replace(row, **names)
 
 
-def _joined_name(names: Sequence[str]) -> str:
+def joined_name(names: Sequence[str]) -> str:
     """Returns one name for modules that differ in their numbers, each a range if it has no gaps."""
-    numbers = [_NUMBER.findall(name) for name in names]
+    numbers = [MODULE_NUMBER.findall(name) for name in names]
     columns = iter([_range(list(map(int, column))) for column in zip(*numbers, strict=True)])
-    return _NUMBER.sub(lambda _match: next(columns), names[0])
+    return MODULE_NUMBER.sub(lambda _match: next(columns), names[0])
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -56,9 +56,14 @@ def estimate_schedule(tasks: Tasks) -> ScheduleEstimate:
     return ScheduleEstimate(
         tuple(tasks),
         scheduled.order,
-        _estimate(run_in_order(tasks, captured_order(tasks))),
+        estimate_in_order(tasks),
         _estimate(scheduled.clock),
     )
+
+
+def estimate_in_order(tasks: Tasks) -> OrderEstimate:
+    """Returns the estimate of the captured order alone."""
+    return _estimate(run_in_order(tasks, captured_order(tasks)))
 
 
 def _estimate(clock: Clock) -> OrderEstimate:

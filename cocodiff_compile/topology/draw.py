@@ -6,7 +6,7 @@
     │ └───────┘  └───────┘      │   the faster the thicker
     └───────────────────────────┘
 
-The layout is plain geometry (`_lay_out`), which tests check without matplotlib.
+The layout is plain geometry (`lay_out`), which tests check without matplotlib.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def draw_topology(topology: Topology, path: Path) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'cocodiff-compile[plots]'") from None
-    machine = _lay_out(topology)
-    colours = _colours(topology)
+    machine = lay_out(topology)
+    colours = link_colours(topology)
     legend_height = 1.2 + 1.1 * (len(colours) + bool(topology.measured))
     width, height = max(machine.width, MIN_WIDTH) + 1, machine.height + legend_height + 2.2
     inch = min(0.42, 16 / width)
@@ -89,7 +89,7 @@ def draw_topology(topology: Topology, path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _lay_out(topology: Topology) -> Placed:
+def lay_out(topology: Topology) -> Placed:
     """Returns the whole machine, its lower left corner at (0, 0)."""
     return _lay_out_box(topology, len(topology.axes), 0, 0.0, 0.0)
 
@@ -141,7 +141,7 @@ def _label(topology: Topology, level: int, first_rank: int) -> str:
 def _draw_machine(
     axes: Axes, topology: Topology, machine: Placed, colours: Mapping[Link, str], point: float
 ) -> None:
-    nics = _nics_per_part(topology)
+    nics = nics_per_part(topology)
     for depth, box in enumerate(machine.every()):
         if box.axis is None:
             _draw_box(axes, box, INK, RANK_FILL, 0.04 * point)
@@ -157,16 +157,16 @@ def _draw_machine(
 def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -> None:
     """Draws a bar below each row of parts, stubs up to them, and a trunk that joins rows."""
     assert box.axis is not None
-    line: dict[str, Any] = {"color": colour, "linewidth": _thickness(box.axis.link) * point / 30}
+    line: dict[str, Any] = {"color": colour, "linewidth": thickness(box.axis.link) * point / 30}
     trunk = box.x + GAP
     bars = []
     for row in box.rows:
         bar = row[0].y - 0.55 * BAR
         bars.append(bar)
-        begin = trunk if len(box.rows) > 1 else _stubs(row[0], nics)[0]
-        axes.plot([begin, _stubs(row[-1], nics)[-1]], [bar, bar], solid_capstyle="round", **line)
+        begin = trunk if len(box.rows) > 1 else stubs(row[0], nics)[0]
+        axes.plot([begin, stubs(row[-1], nics)[-1]], [bar, bar], solid_capstyle="round", **line)
         for part in row:
-            for stub in _stubs(part, nics):
+            for stub in stubs(part, nics):
                 axes.plot([stub, stub], [bar, part.y], solid_capstyle="butt", **line)
                 if part.axis is not None:
                     axes.plot(stub, part.y, "o", color=colour, markersize=0.26 * point, zorder=5)
@@ -174,12 +174,12 @@ def _draw_links(axes: Axes, box: Placed, colour: str, nics: int, point: float) -
         axes.plot([trunk, trunk], [bars[0], bars[-1]], solid_capstyle="round", **line)
 
 
-def _stubs(part: Placed, nics: int) -> list[float]:
+def stubs(part: Placed, nics: int) -> list[float]:
     count = nics if part.axis is not None else 1
     return [part.x + part.width * (index + 1) / (count + 1) for index in range(count)]
 
 
-def _nics_per_part(topology: Topology) -> dict[str, int]:
+def nics_per_part(topology: Topology) -> dict[str, int]:
     """Returns how many links of an axis leave each box it joins: its NICs, or one per rank."""
     graph = rank_graph(topology)
     counts = {}
@@ -199,8 +199,8 @@ def _draw_words(
     _write(axes, 0, machine.height + 1.1, title, size, weight="bold")
     for row, (link, colour) in enumerate(colours.items()):
         y = -1.2 - 1.1 * row
-        axes.plot([0.1, 1.7], [y, y], color=colour, linewidth=_thickness(link) * point / 30)
-        words = f"{link.name}: {_figures(link)}"
+        axes.plot([0.1, 1.7], [y, y], color=colour, linewidth=thickness(link) * point / 30)
+        words = f"{link.name}: {link_figures(link)}"
         _write(axes, 2.2, y, words, _fitting(words, 0.5, room - 2.2) * point)
     if topology.measured:
         words = _measured(topology)
@@ -221,7 +221,7 @@ def _measured(topology: Topology) -> str:
     return f"measured at {size / 1e6:g} MB per rank: {times}"
 
 
-def _figures(link: Link) -> str:
+def link_figures(link: Link) -> str:
     words = [
         f"{_speed(link.bytes_per_s)} one way",
         f"{_speed(link.both_ways_bytes_per_s)} both ways",
@@ -236,12 +236,12 @@ def _speed(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:g} GB/s"
 
 
-def _thickness(link: Link) -> float:
+def thickness(link: Link) -> float:
     """Returns a width in points: 1.5 at 1 GB/s, and one more for each factor of ten."""
     return min(5.0, max(1.0, 1.5 + math.log10(link.bytes_per_s / 1e9)))
 
 
-def _colours(topology: Topology) -> dict[Link, str]:
+def link_colours(topology: Topology) -> dict[Link, str]:
     links = dict.fromkeys(axis.link for axis in topology.axes)
     return {link: COLOURS[number % len(COLOURS)] for number, link in enumerate(links)}
 

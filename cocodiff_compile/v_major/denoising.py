@@ -61,6 +61,10 @@ class StepRecord:
     sent_bytes: int = 0
     full_bytes: int = 0
     cache_bytes: int = 0
+    losses: tuple[float, ...] = ()
+    """The part of its energy that what each attention sent has lost, the mean over its exchanges
+    and calls; empty where nothing was measured.
+    """
 
     @property
     def payload(self) -> str:
@@ -115,6 +119,8 @@ class Denoising:
     """The choice of each compiled graph."""
     history: list[StepRecord] = field(default_factory=list)
     """The records of all steps of all pictures of the block."""
+    at_end: dict[Hashable, Callable[[], None]] = field(default_factory=dict)
+    """What is called when the block is left, by the compiled graph that asked for it."""
     is_out_of_order: bool = False
     """Whether this step does not follow the last one."""
     outer: Denoising | None = None
@@ -244,6 +250,8 @@ def denoising(pipe: Any = None, *, num_steps: int | None = None) -> Iterator[Den
                 _follow(pipe, run, stack)
             yield run
     finally:
+        for tell in run.at_end.values():
+            tell()
         run.reset()
         run.is_over = True
         with suppress(ValueError):  # left in another context than it was entered in

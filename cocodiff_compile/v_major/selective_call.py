@@ -11,6 +11,7 @@ import logging
 import math
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,8 @@ _NOT_OWNED = (
 )
 
 
+_RECORDED_STEPS = 1000
+"""How many of the last steps are kept for a page."""
 _DISAGREEING_STEP = -2
 """Stands in place of a step if ranks of another group disagree about theirs."""
 
@@ -110,6 +113,10 @@ class Variant:
     """Fake tensors, without the drift."""
     sent_bytes: int
     """The bytes that a rank sends to others in one call."""
+    sent_by_site: tuple[int, ...] = ()
+    """The same for each attention."""
+    loss_sites: tuple[int, ...] = ()
+    """The attention that each loss is of, in the order in which they follow the drift."""
 
 
 @dataclass(eq=False)
@@ -130,6 +137,11 @@ class SelectiveCall:
     full_bytes: int
     """The bytes that a rank sends to others in one uncompressed call."""
     budget_bytes: float | None = None
+    num_losses: int = 0
+    """How many losses follow the mean and the worst in a drift."""
+    records: Callable[[Sequence[StepRecord], Mapping[str, Variant]], None] | None = None
+    """Is called when a block ends, with all steps of this graph and its variants by their kind."""
+    _steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_RECORDED_STEPS))
     _variants: dict[Payload | None, Variant] = field(default_factory=dict)
     _boxed_call: bool = True
 
@@ -188,6 +200,8 @@ class SelectiveCall:
         if choice is not None and choice.steps_taken == run.steps_taken:
             return choice.payload
         last = choice.payload if choice else self.policy.first
+        if choice is not None and self.records is not None:
+            choice.record.losses = self._losses(run, choice)
         state = _StepState(
             run.current_step,
             run.num_steps or 0,
@@ -202,6 +216,9 @@ class SelectiveCall:
         payload = self.policy.first if is_keyframe else self.policy.choose(facts)
         record = StepRecord(run.current_step)
         run.history.append(record)
+        if self.records is not None:
+            self._steps.append(record)
+            run.at_end[self] = self._tell_records
         run.choices[self] = Choice(run.steps_taken, payload, record)
         return payload
 
@@ -212,19 +229,39 @@ class SelectiveCall:
         """Returns the mean and the worst drift of the last step's calls on this rank. Calls with
         another payload than the step's, which are new in it, do not count.
         """
-        if last is None or last.payload.is_uncompressed:
+        measured = self._measured(run, last)
+        if not measured:
             return None, 0.0
-        measured = [
+        means, worst = torch.stack([item[:2] for item in measured]).unbind(1)
+        return float(means.mean()), float(worst.amax())
+
+    def _measured(self, run: Denoising, last: Choice | None) -> list[Tensor]:
+        """Returns the drifts of the last step's calls on this rank, as `_own_drift` takes them."""
+        if last is None or last.payload.is_uncompressed:
+            return []
+        return [
             item.drift
             for item in self._own_caches(run)
             if item.steps_taken == last.steps_taken
             and item.last_payload == last.payload
             and item.drift is not None
         ]
-        if not measured:
-            return None, 0.0
-        means, worst = torch.stack(measured).unbind(1)
-        return float(means.mean()), float(worst.amax())
+
+    def _losses(self, run: Denoising, last: Choice) -> tuple[float, ...]:
+        """Returns the mean loss of each attention in the last step; nothing if unmeasured."""
+        variant, measured = self._variants.get(last.payload), self._measured(run, last)
+        if not measured or variant is None or not variant.loss_sites:
+            return ()
+        means = torch.stack([item[2:] for item in measured]).mean(0).tolist()
+        by_site: list[list[float]] = [[] for _ in variant.sent_by_site]
+        for site, mean in zip(variant.loss_sites, means, strict=False):
+            by_site[site].append(mean)
+        return tuple(sum(own) / len(own) if own else 0.0 for own in by_site)
+
+    def _tell_records(self) -> None:
+        if self.records is not None:
+            kinds = {str(key or EXACT): variant for key, variant in self._variants.items()}
+            self.records(tuple(self._steps), kinds)
 
     def _agree(self, mine: _StepState) -> tuple[float | None, float]:
         """Returns the mean and the worst drift of all ranks. Raises PeerError unless all ranks have
@@ -276,7 +313,10 @@ class SelectiveCall:
                 torch.zeros(item.shape, dtype=item.dtype, device=item.device) for item in fakes
             ]
             has_drift = self.policy.measures_drift and bool(tensors)
-            drift = torch.zeros(2, dtype=torch.float32, device=self.device) if has_drift else None
+            size = 2 + self.num_losses
+            drift = (
+                torch.zeros(size, dtype=torch.float32, device=self.device) if has_drift else None
+            )
         return CallCache(tensors, drift, Weights(weights))
 
 

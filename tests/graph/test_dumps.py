@@ -40,7 +40,7 @@ def test_every_file_of_a_dump_is_there_and_runs(tmp_path: Path) -> None:
     with fake_ranks(4, rank=1):
         options = {"debug_dir": tmp_path, "topology": "aurora", "tapa": "on"}
         cocodiff_compile.explain(Block().eval(), _x(), options=options)
-    (folder,) = (tmp_path / "rank_001").iterdir()
+    (folder,) = (tmp_path / "rank_001").glob("graph_*")
     assert sorted(file.name for file in folder.iterdir()) == [
         "00_captured.py",
         "01_recognize-ulysses.diff",
@@ -78,7 +78,7 @@ def test_the_dump_of_a_public_model_over_a_part_of_the_world_runs(
         inputs = small.inputs(model)
         options = {"shard": {"min_gain": 0, "degree": 2}, "debug_dir": tmp_path}
         cocodiff_compile.explain(model, **inputs, options=options)
-    (folder,) = (tmp_path / "rank_003").iterdir()
+    (folder,) = (tmp_path / "rank_003").glob("graph_*")
     assert _run(folder / "01_shard-tokens.py").strip()
 
 
@@ -88,7 +88,7 @@ def test_a_dump_with_symbolic_sizes_runs(tmp_path: Path) -> None:
     torch._dynamo.mark_dynamic(x, 1)
     with fake_ranks(2):
         cocodiff_compile.explain(Block().eval(), x, options={"debug_dir": tmp_path})
-    (folder,) = (tmp_path / "rank_000").iterdir()
+    (folder,) = (tmp_path / "rank_000").glob("graph_*")
     assert f"(1, 4, {WIDTH})" in _run(folder / "00_captured.py")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cocodiff_compile.lab.bench.cases import WORKLOADS, Case, Grid
+from cocodiff_compile.lab.bench.page import write_bench_page
 from cocodiff_compile.lab.bench.plot import plot_report
 from cocodiff_compile.lab.bench.results import Point, Report, VariantResult
 from cocodiff_compile.lab.bench.table import compare_reports, format_report
@@ -171,3 +172,18 @@ def test_both_pictures_are_drawn(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["steps.png", "exposed.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     assert plot_report(_report(failure="all"), tmp_path) == []
+
+
+def test_a_report_is_a_page_with_a_section_per_point(tmp_path: Path) -> None:
+    noisy, broken = _data(share=75), _data(share=90)
+    noisy["variants"][3]["samples_s"] = [0.5, 2.0, 0.5, 2.0]
+    broken["variants"][1] |= {"reason": "needs <two> cores", "samples_s": []}
+    report = _report(_data(), noisy, broken, failure="links were lost")
+    write_bench_page(report, plot_report(report, tmp_path), tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    assert page.count('<details class="section" id=') == 5, "summary, pictures, three points"
+    assert "links were lost" in page
+    assert "TOO NOISY" in page
+    assert "needs &lt;two&gt; cores" in page
+    assert ">2.00x<" in page, "over stock"
+    assert page.count("<circle") == 16 + 16 + 12, "a dot per sample of what ran"

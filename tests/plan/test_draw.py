@@ -18,9 +18,9 @@ from cocodiff_compile.topology.draw import (
     BAR,
     HEADER,
     Placed,
-    _lay_out,
-    _nics_per_part,
     draw_topology,
+    lay_out,
+    nics_per_part,
 )
 from cocodiff_compile.topology.measured_phase import MeasuredPhase
 from cocodiff_compile.topology.presets import PRESETS
@@ -48,7 +48,7 @@ def _apart(a: Placed, b: Placed) -> bool:
 @given(st.lists(st.integers(2, 7), min_size=1, max_size=3))
 def test_parts_lie_inside_their_box_and_apart(sizes: list[int]) -> None:
     topology = _grid(sizes)
-    for box in _lay_out(topology).every():
+    for box in lay_out(topology).every():
         parts = [part for row in box.rows for part in row]
         assert all(_inside(part, box) for part in parts)
         assert all(part.y + part.height <= box.y + box.height - HEADER + 1e-9 for part in parts)
@@ -59,21 +59,21 @@ def test_parts_lie_inside_their_box_and_apart(sizes: list[int]) -> None:
 @given(st.lists(st.integers(2, 7), min_size=1, max_size=3))
 def test_every_rank_and_every_box_is_there_once(sizes: list[int]) -> None:
     topology = _grid(sizes)
-    placed = list(_lay_out(topology).every())
+    placed = list(lay_out(topology).every())
     ranks = [int(box.label) for box in placed if box.axis is None]
     assert ranks == list(range(topology.num_ranks))
 
 
 def test_boxes_are_named_by_their_place_on_the_next_axis() -> None:
-    machine = _lay_out(PRESETS["aurora"](24))
+    machine = lay_out(PRESETS["aurora"](24))
     second = [part for row in machine.rows for part in row][1]
     assert second.label == "node 1"
     assert [part.label for row in second.rows for part in row] == [f"gpu {n}" for n in range(6)]
 
 
 def test_nics_are_drawn_where_ranks_share_them() -> None:
-    assert _nics_per_part(PRESETS["aurora"](24)) == {"tile": 1, "gpu": 1, "node": 8}
-    assert _nics_per_part(PRESETS["dgx-h100"](16)) == {"gpu": 1, "node": 8}
+    assert nics_per_part(PRESETS["aurora"](24)) == {"tile": 1, "gpu": 1, "node": 8}
+    assert nics_per_part(PRESETS["dgx-h100"](16)) == {"gpu": 1, "node": 8}
 
 
 def test_the_command_draws_an_svg_with_every_rank_and_link(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -190,25 +191,8 @@ def test_what_is_not_installed_is_said_before_anything_runs(
     assert words in capsys.readouterr().err
 
 
-def test_a_result_is_written_as_plain_json(tmp_path: Path) -> None:
-    exact = draw_pictures(random_prompts(1, torch.Generator().manual_seed(0)))
-    (same,) = distances(exact, exact)
-    variant = {"name": "exact", "pictures": exact, "distances": [same.to_json()]}
-    variant |= {"sent_bytes": 0, "full_bytes": 0}
-    _write([{"settings": QualitySettings(pictures=1).to_json(), "variants": [variant]}], tmp_path)
-    (found,) = json.loads((tmp_path / "results.json").read_text(), parse_constant=_refuse)[
-        "results"
-    ]
-    assert found["variants"][0]["distances"][0]["psnr_db"] is None
-    assert "pictures" not in found["variants"][0]
-
-
-def _refuse(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
-
-
-def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    exact = draw_pictures(random_prompts(2, torch.Generator().manual_seed(0)))
+def _result(exact: torch.Tensor, **settings: Any) -> dict[str, Any]:
+    """Returns what a run of the exact pictures and of one policy measures."""
 
     def variant(name: str, pictures: torch.Tensor, sent: int) -> dict[str, object]:
         return {
@@ -224,10 +208,38 @@ def test_a_result_is_a_table_and_two_pictures(tmp_path) -> None:  # type: ignore
             "pictures": pictures,
         }
 
-    result = {
-        "settings": QualitySettings(pictures=2).to_json(),
-        "variants": [variant("exact", exact, 0), variant("int4", exact + 0.02, 25)],
+    return {
+        "settings": QualitySettings(pictures=len(exact), **settings).to_json(),
+        "variants": [variant("exact", exact, 0), variant("int4<b>", exact + 0.02, 25)],
+        "rate_mbit": None,
+        "ranks": 2,
     }
+
+
+def _pictures(count: int) -> torch.Tensor:
+    return draw_pictures(random_prompts(count, torch.Generator().manual_seed(0)))
+
+
+def test_a_result_is_written_as_plain_json_and_as_a_page(tmp_path: Path) -> None:
+    _write([_result(_pictures(1)), _result(_pictures(1), steps=7)], tmp_path)
+    text = (tmp_path / "results.json").read_text()
+    found, _ = json.loads(text, parse_constant=_refuse)["results"]
+    assert found["variants"][0]["distances"][0]["psnr_db"] is None
+    assert "pictures" not in found["variants"][0]
+    page = (tmp_path / "index.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 1, "pictures of the first result"
+    assert page.count(">1/4.00<") >= 2, "the table of each result"
+    assert "int4&lt;b&gt;" in page
+    assert "int4<b>" not in page
+    assert page.count("<option value") == 2
+
+
+def _refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_a_result_is_a_table_and_two_pictures(tmp_path: Path) -> None:
+    result = _result(_pictures(2))
     assert saved(result["variants"][1]) == 4.0
     row = format_quality(result).splitlines()[-1]
     assert "1/4.00" in row

@@ -68,6 +68,8 @@ def test_a_wheel_puts_only_our_name_into_site_packages(wheel: Path) -> None:
     }
     assert modules <= names
     assert "cocodiff_compile/py.typed" in names
+    assets = {"page.html", "page.css", "page.js", "tables.js", "chart.js", "timeline.js", "diff.js"}
+    assert {f"cocodiff_compile/report/page/{name}" for name in assets} <= names
 
 
 @pytest.mark.parametrize(

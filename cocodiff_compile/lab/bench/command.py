@@ -15,6 +15,7 @@ from typing import Any
 from cocodiff_compile.errors import UserError, need_package
 from cocodiff_compile.lab.bench.cases import DTYPES, MIN_REPEATS, WORKLOADS, Case, Grid
 from cocodiff_compile.lab.bench.machine import SCHEMA
+from cocodiff_compile.lab.bench.page import write_bench_page
 from cocodiff_compile.lab.bench.plot import draw_timelines, plot_report
 from cocodiff_compile.lab.bench.rank import measure_here
 from cocodiff_compile.lab.bench.results import Report
@@ -211,6 +212,9 @@ def _put_out(run: dict[str, Any], folder: Path) -> int:
     else:
         print("\n" + format_report(report))
         written = plot_report(report, folder)
+        page = folder / "index.html"
+        write_bench_page(report, written, page)
+        written.append(page)
     for path in written:
         print(f"written: {path}")
     return 1 if report.failures else 0

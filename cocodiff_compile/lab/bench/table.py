@@ -22,17 +22,18 @@ def format_report(report: Report) -> str:
 
 
 def format_point(point: Point) -> str:
-    rows = [_row(point, variant) for variant in point.variants]
+    rows = [row_of_variant(point, variant) for variant in point.variants]
     reasons = [
         f"  {variant.title}: {variant.reason}" for variant in point.variants if variant.reason
     ]
     notes = [
         f"  {variant.title}: {note}" for variant in point.ready for note in variant.data["notes"]
     ]
-    return "\n".join([_head(point), format_rows(rows), *reasons, *notes, *point.warnings])
+    return "\n".join([head_of_point(point), format_rows(rows), *reasons, *notes, *point.warnings])
 
 
-def _head(point: Point) -> str:
+def head_of_point(point: Point) -> str:
+    """Returns two lines: the links of a point, and the limit on them."""
     rate, stream, share = point.data["rate_mbit"], point.stream_bytes_per_s, point.share
     link = "links as they are" if rate is None else f"emulated links of {rate:.0f} Mbit/s"
     measured = f", a stream gets {stream / 1e6:.1f} MB/s" if stream else ""
@@ -44,7 +45,8 @@ def _head(point: Point) -> str:
     )
 
 
-def _row(point: Point, variant: VariantResult) -> dict[str, object]:
+def row_of_variant(point: Point, variant: VariantResult) -> dict[str, object]:
+    """Returns the figures of a variant by the names of their columns."""
     if variant.reason:
         return {"variant": variant.title, "step ms": "cannot run"}
     data, counted = variant.data, variant.counted_to_accounted

@@ -19,6 +19,7 @@ from cocodiff_compile.lab.bench.machine import describe_machine
 from cocodiff_compile.lab.bench.run import run_on_cluster
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.progress import Say, timed_sayer
+from cocodiff_compile.lab.quality.page import write_quality_page
 from cocodiff_compile.lab.quality.plot import plot_frontier, plot_pictures, saved
 from cocodiff_compile.lab.quality.ranks import measure_quality
 from cocodiff_compile.lab.quality.settings import POLICIES, QualitySettings, v_major_of
@@ -137,10 +138,13 @@ def _head(result: dict[str, Any]) -> str:
 
 def format_quality(result: dict[str, Any]) -> str:
     """Returns a table with a row per policy."""
+    return format_rows(quality_rows(result))
+
+
+def quality_rows(result: dict[str, Any]) -> list[dict[str, object]]:
+    """Returns the figures of each policy by the names of their columns."""
     steps = result["settings"]["steps"]
-    return format_rows(
-        [_row(variant, result["variants"][0], steps) for variant in result["variants"]]
-    )
+    return [_row(variant, result["variants"][0], steps) for variant in result["variants"]]
 
 
 def _row(variant: dict[str, Any], exact: dict[str, Any], steps: int) -> dict[str, object]:
@@ -180,12 +184,17 @@ def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
     plain = [
         {**item, "variants": [plain(variant) for variant in item["variants"]]} for item in results
     ]
-    data = {"machine": describe_machine(), "results": plain}
+    machine = describe_machine()
+    data = {"machine": machine, "results": plain}
     file = folder / "results.json"
     file.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
     plot_frontier(results[0], folder / "frontier.png")
     plot_pictures(results[0], folder / "pictures.png")
-    print(f"\nwritten: {file}, {folder / 'frontier.png'}, {folder / 'pictures.png'}")
+    page = folder / "index.html"
+    rows = [quality_rows(result) for result in results]
+    heads = [_head(result) for result in results]
+    write_quality_page(results, rows, heads, machine, folder / "pictures.png", page)
+    print(f"\nwritten: {file}, {folder / 'frontier.png'}, {folder / 'pictures.png'}, {page}")
 
 
 def plain(variant: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -10,9 +11,10 @@ SHOWN = 6
 """The number of pictures of each variant that are displayed."""
 
 
-def saved(variant: dict[str, Any]) -> float:
+def saved(variant: Mapping[str, Any]) -> float:
     """Returns how many times fewer bytes a rank sends than uncompressed."""
-    return variant["full_bytes"] / variant["sent_bytes"] if variant["sent_bytes"] else 1.0
+    sent: float = variant["sent_bytes"]
+    return variant["full_bytes"] / sent if sent else 1.0
 
 
 def plot_frontier(result: dict[str, Any], file: Path) -> None:

@@ -1,0 +1,1 @@
+"""Makes pages: sections of tables, timelines, diffs and pictures become one HTML file."""
