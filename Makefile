@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 ADAPTERS := $(VENV)/adapters-installed
+DOCS := $(VENV)/docs-installed
 export OMP_NUM_THREADS ?= 1
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-torch test-faults fuzz mutants lint format bench bench-quick bench-timeline \
+.PHONY: demo test test-slow test-torch test-faults fuzz mutants lint format docs bench bench-quick bench-timeline \
 	bench-own-cost bench-quality \
 	bench-v-major bench-coding bench-recognize bench-tapa bench-pins bench-shard clean
 
@@ -60,6 +61,10 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, into build/docs; a link that leads nowhere fails it. Nothing is read from the network.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning $(BIN)/mkdocs build --strict
+
 # The benchmarks over slow links emulate a cluster: root, and Debian's package iproute2.
 bench-quick: $(RIVALS)
 	$(BIN)/cocodiff bench --quick --out build/bench-quick
@@ -108,6 +113,11 @@ $(STAMP): pyproject.toml constraints.txt
 $(ADAPTERS): $(STAMP)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
 		--editable '.[adapters]'
+	touch $@
+
+$(DOCS): $(STAMP)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
+		--editable '.[docs]'
 	touch $@
 
 # Without their dependencies, which want another torch.

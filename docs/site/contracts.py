@@ -1,0 +1,30 @@
+"""Shows the contract of a pass, the head of its file, as a list of terms."""
+
+from __future__ import annotations
+
+import re
+from textwrap import dedent
+from typing import Any
+
+from griffe import Extension, Module
+
+TERM = re.compile(r"^(Needs|Rewrites|Keeps|Declines) +(\S.*(?:\n {10}.*)*)", re.MULTILINE)
+
+
+class Contracts(Extension):
+    """Turns the aligned columns of a docstring into a definition list of Markdown."""
+
+    def on_module(self, *, mod: Module, **_others: Any) -> None:
+        """Rewrites the docstring of one module."""
+        if mod.docstring is not None:
+            mod.docstring.value = as_definitions(mod.docstring.value)
+
+
+def as_definitions(text: str) -> str:
+    """Returns `text` with its contract as a definition list."""
+
+    def definition(term: re.Match[str]) -> str:
+        body = dedent(" " * 10 + term[2]).replace("\n", "\n    ")
+        return f"{term[1]}\n:   {body}\n"
+
+    return TERM.sub(definition, text)
