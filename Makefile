@@ -19,7 +19,7 @@ demo: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest -m "not slow" $(TWO_WORKERS) --durations 20
 
-test-slow: $(ADAPTERS)
+test-slow: $(ADAPTERS) docs
 	$(BIN)/python -m pytest -m slow $(TWO_WORKERS) --durations 20
 
 # A cross-section with another torch, in an environment of its own: make test-torch TORCH=2.15.0

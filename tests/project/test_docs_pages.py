@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+import cocodiff_compile
+from cocodiff_compile.passes import PASS_NAMES
 from docs.drawings.all import DRAWINGS, FOLDER
 from tests.support.pages import PAGES, ROOT
 
@@ -37,6 +39,19 @@ def test_every_drawing_is_what_its_code_makes() -> None:
 def test_a_picture_that_a_page_shows_is_drawn_once_per_concept() -> None:
     for name in DRAWINGS:
         assert f"]({name}.svg)" in (FOLDER / f"{name}.md").read_text()
+
+
+def test_the_reference_holds_every_public_name_and_every_pass() -> None:
+    shown = [*_entries("python"), *_entries("options")]
+    names = [name.rpartition(".")[2] for name in shown]
+    assert set(cocodiff_compile.__all__) - set(names) == set()
+    modules = [name.rpartition(".")[2] for name in _entries("passes")]
+    assert modules == [name.replace("-", "_") for name in PASS_NAMES]
+
+
+def _entries(page: str) -> list[str]:
+    text = (ROOT / f"docs/reference/{page}.md").read_text()
+    return re.findall(r"^::: (\S+)$", text, re.MULTILINE)
 
 
 def messages() -> list[str]:
