@@ -6,13 +6,13 @@ STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 ADAPTERS := $(VENV)/adapters-installed
 RELEASE := $(VENV)/release-installed
+DOCS := $(VENV)/docs-installed
 export OMP_NUM_THREADS ?= 1
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-torch test-faults test-page fuzz mutants lint format bench bench-quick \
-	bench-timeline bench-page \
-	bench-own-cost bench-quality \
-	bench-v-major bench-coding bench-recognize bench-tapa bench-pins bench-shard clean
+.PHONY: demo test test-slow test-torch test-faults test-page fuzz mutants lint format docs release-check \
+	bench bench-quick bench-timeline bench-page bench-own-cost bench-quality bench-v-major bench-coding \
+	bench-recognize bench-tapa bench-pins bench-shard clean
 
 demo: $(STAMP)
 	$(BIN)/cocodiff demo
@@ -20,7 +20,7 @@ demo: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest -m "not slow" $(TWO_WORKERS) --durations 20
 
-test-slow: $(ADAPTERS)
+test-slow: $(ADAPTERS) docs
 	$(BIN)/python -m pytest -m slow $(TWO_WORKERS) --durations 20
 
 # A cross-section with another torch, in an environment of its own: make test-torch TORCH=2.15.0
@@ -69,9 +69,11 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 # A wheel and an sdist, each tried in an empty environment; what was built stays in dist/.
-.PHONY: release-check
 release-check: $(RELEASE)
 	$(BIN)/python -m tests.release_check --keep dist
+# The site, into build/docs; a link that leads nowhere fails it. Nothing is read from the network.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning $(BIN)/mkdocs build --strict
 
 # The benchmarks over slow links emulate a cluster: root, and Debian's package iproute2.
 bench-quick: $(RIVALS)
@@ -129,6 +131,11 @@ $(ADAPTERS): $(STAMP)
 $(RELEASE): $(STAMP)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
 		--editable '.[release]'
+	touch $@
+
+$(DOCS): $(STAMP)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
+		--editable '.[docs]'
 	touch $@
 
 # Without their dependencies, which want another torch.

@@ -87,14 +87,25 @@ class CompileConfig:
     topology: str | Topology = "auto"
     """"auto", the name of a preset, or the topology from a file."""
     tapa: Literal["auto", "on", "off"] = "auto"
+    """Whether exchanges run in phases along the machine: where that is estimated to gain enough,
+    wherever phases are possible, or never.
+    """
     v_first: bool = True
+    """Whether the graph is ordered so that exchanges hide behind computation, and V gets a GEMM of
+    its own.
+    """
     head_chunks: int | Literal["auto"] = "auto"
+    """How many groups of heads an attention and its exchanges are cut into."""
     token_chunks: int | Literal["auto"] = "auto"
+    """How many chunks of tokens are made of what lies between attentions."""
     v_major: VMajorOptions | None = None
+    """How exchanges are compressed, which is lossy; None sends every value as it is."""
     decision: GivenDecisions | None = None
     """What an earlier compile decided, from a file; nothing is then measured or searched for."""
     debug_dir: Path | None = None
+    """The folder that graphs and reports are written to."""
     disable: tuple[str, ...] = ()
+    """The names of passes that do not run."""
 
     @property
     def selective(self) -> VMajorOptions | None:

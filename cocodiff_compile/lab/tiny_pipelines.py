@@ -88,13 +88,14 @@ def _scheduler() -> Any:
     return FlowMatchEulerDiscreteScheduler()
 
 
-def _vae(latent_channels: int) -> Any:
+def vae(latent_channels: int, block_out_channels: tuple[int, ...] = (4, 8)) -> Any:
+    """Returns an autoencoder that halves pictures with each block but the last."""
     from diffusers import AutoencoderKL  # noqa: PLC0415
 
     return AutoencoderKL(
-        block_out_channels=(4, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=block_out_channels,
+        down_block_types=("DownEncoderBlock2D",) * len(block_out_channels),
+        up_block_types=("UpDecoderBlock2D",) * len(block_out_channels),
         latent_channels=latent_channels,
         norm_num_groups=2,
         layers_per_block=1,
@@ -105,11 +106,12 @@ def _vae(latent_channels: int) -> Any:
     ).eval()
 
 
-def _flux_parts() -> dict[str, Any]:
+def flux_parts() -> dict[str, Any]:
+    """Returns what a FLUX pipeline is made of, without anything that reads text."""
     texts = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
     return {
         "scheduler": _scheduler(),
-        "vae": _vae(_PACKED),
+        "vae": vae(_PACKED),
         "transformer": SMALL_MODELS["flux"].build(num_layers=2),
         **dict.fromkeys(texts),
     }
@@ -118,13 +120,13 @@ def _flux_parts() -> dict[str, Any]:
 def _flux() -> Any:
     from diffusers import FluxPipeline  # noqa: PLC0415
 
-    return FluxPipeline(**_flux_parts())
+    return FluxPipeline(**flux_parts())
 
 
 def _flux_controlnet() -> Any:
     from diffusers import FluxControlNetModel, FluxControlNetPipeline  # noqa: PLC0415
 
-    parts = _flux_parts()
+    parts = flux_parts()
     config = parts["transformer"].config
     sizes = ("in_channels", "attention_head_dim", "num_attention_heads", "joint_attention_dim")
     more = ("pooled_projection_dim", "axes_dims_rope")
@@ -142,7 +144,7 @@ def _sd3() -> Any:
     return StableDiffusion3Pipeline(
         transformer=SMALL_MODELS["sd3"].build(num_layers=2),
         scheduler=_scheduler(),
-        vae=_vae(LATENT_CHANNELS),
+        vae=vae(LATENT_CHANNELS),
         **dict.fromkeys(texts),
     )
 

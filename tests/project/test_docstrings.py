@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("cocodiff_compile", "passes", "backends", "tests", "examples", "benchmarks")
+FOLDERS = ("cocodiff_compile", "passes", "backends", "tests", "examples", "benchmarks", "docs")
 
 SENTENCE_FRAGMENTS = (
     *("Of", "That", "This", "These", "Those", "Which", "Whose", "Who", "What"),

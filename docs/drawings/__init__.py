@@ -1,0 +1,1 @@
+"""The drawings of docs/concepts, one module each."""
