@@ -1,4 +1,4 @@
-"""Writes the demo's pictures, timelines and data."""
+"""Writes the demo's pictures, timelines, data and page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cocodiff_compile.lab.bench.machine import describe_machine
 from cocodiff_compile.lab.bench.plot import write_trace
 from cocodiff_compile.lab.bench.profile import ProfiledStep
 from cocodiff_compile.lab.demo.outcome import Outcome, title_of
+from cocodiff_compile.lab.demo.page import write_demo_page
 from cocodiff_compile.lab.quality.command import plain
 from cocodiff_compile.lab.quality.plot import plot_pictures
 from cocodiff_compile.lab.quality.ranks import distances
@@ -24,6 +25,7 @@ def write_files(outcome: Outcome, folder: Path) -> dict[str, Path]:
         "timelines": folder / "timeline.svg",
         "trace": folder / "timeline.json",
         "data": folder / "results.json",
+        "page": folder / "index.html",
     }
     plot_pictures({"variants": _shown_variants(outcome)}, files["pictures"])
     steps = profiled_steps(outcome)
@@ -32,7 +34,9 @@ def write_files(outcome: Outcome, folder: Path) -> dict[str, Path]:
     title = f"one call of the model, as profiled on the first rank; {outcome.links}"
     draw_charts(charts, title, [files["timelines"], folder / "timeline.png"])
     write_trace(steps, files["trace"])
-    files["data"].write_text(json.dumps(_data(outcome), indent=1, allow_nan=False) + "\n")
+    data = _data(outcome)
+    files["data"].write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write_demo_page(outcome, first, files["pictures"], data["machine"], files["page"])
     return files
 
 
