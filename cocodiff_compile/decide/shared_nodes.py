@@ -23,6 +23,7 @@ from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
+from cocodiff_compile.shard.gathers import looked_into, why_not_gathered
 from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
 from cocodiff_compile.shard.spread import spread
 from cocodiff_compile.shard.token_share import WHOLE
@@ -141,6 +142,7 @@ class _Network:
         keeps_shares: bool,
     ) -> None:
         self.candidates, self.num_ranks, self.costs = candidates, num_ranks, costs
+        self.looked_into = looked_into(graph)
         self.edges: networkx.DiGraph[object] = networkx.DiGraph()
         self.edges.add_nodes_from((_SHARED, _WHOLE))
         for node, step in candidates.items():
@@ -177,14 +179,18 @@ class _Network:
         if read is not None:
             gather = ("gather", source)
             if gather not in self.edges:
-                whole_bytes = hinted_bytes(source)
-                self._add(source, gather, self.costs.exchange_seconds(whole_bytes))
+                self._add(source, gather, self._gather_seconds(source))
             is_alike = need is not None and read.cut.is_like(need)
             self._add(gather, node if is_alike else _WHOLE, math.inf)
         if need is not None:
             copied = 2 * hinted_bytes(source) / self.num_ranks
             copy_s = self.costs.device.memory_seconds(copied)
             self._add(node, source if read is not None else _WHOLE, copy_s)
+
+    def _gather_seconds(self, source: Node) -> float:
+        if why_not_gathered(source, self.looked_into):
+            return math.inf
+        return self.costs.exchange_seconds(hinted_bytes(source))
 
     def _add(self, start: object, end: object, seconds: float) -> None:
         known = self.edges.get_edge_data(start, end, {"capacity": 0})["capacity"]

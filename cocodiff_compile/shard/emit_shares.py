@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.cut.cut import Cut, sizes_of
+from cocodiff_compile.cut.joining import emit_dense_like
 from cocodiff_compile.cut.view_rules import segments_within, taken_range, written_range
 from cocodiff_compile.ir.aten import (
     ALL_GATHER,
@@ -61,10 +61,7 @@ class EmitShares:
         if node not in self.steps:
             return node
         if node not in self.gathered:
-            gathered = self._gather(node)
-            if is_contiguous_or_false(value_of(node)):  # a view may rest on that
-                gathered = emit_contiguous(self.graph, gathered)
-            self.gathered[node] = gathered
+            self.gathered[node] = emit_dense_like(self.graph, self._gather(node), node)
         return self.gathered[node]
 
     def share(self, node: Node, cut: Cut) -> Node:
