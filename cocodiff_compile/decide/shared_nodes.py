@@ -25,7 +25,7 @@ from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
 from cocodiff_compile.shard.gathers import looked_into, why_not_gathered
 from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
-from cocodiff_compile.shard.spread import spread
+from cocodiff_compile.shard.spread import is_of_group, spread
 from cocodiff_compile.shard.token_share import WHOLE
 
 _SHARED, _WHOLE = "shared", "whole"
@@ -85,12 +85,18 @@ def why_not_shared(graph: Graph) -> str:
 
 
 def choose_sharing(
-    graph: Graph, num_ranks: int, costs: ShareCosts, keeps_shares: bool = False
+    graph: Graph, group: str, num_ranks: int, costs: ShareCosts, keeps_shares: bool = False
 ) -> Sharing:
-    """Returns what is shared out over so many ranks, nothing where that gains nothing. With
+    """Returns what is shared out over the ranks of a group, nothing where that gains nothing. With
     `keeps_shares`, outputs that are shared out need not be gathered.
     """
-    candidates, refused = _candidates(graph, spread(graph, num_ranks))
+    proposed = spread(graph, group, num_ranks)
+    foreign = {
+        node: f"{node.name} holds the shares of another group of ranks"
+        for node in graph.find_nodes(op="call_function", target=WHOLE)
+        if not is_of_group(node, group, num_ranks)
+    }
+    candidates, refused = _candidates(graph, proposed, foreign)
     whole_s = sum(map(costs.node_seconds, _calls(graph)))
     if not candidates:
         return Sharing({}, whole_s, whole_s, refused)
@@ -106,12 +112,13 @@ def _calls(graph: Graph) -> list[Node]:
 
 
 def _candidates(
-    graph: Graph, proposed: Mapping[Node, Cut]
+    graph: Graph, proposed: Mapping[Node, Cut], never: Mapping[Node, str]
 ) -> tuple[dict[Node, Shared], dict[Node, str]]:
+    """Returns the nodes that can be shared out, and why others cannot; `never` is known before."""
     found: dict[Node, Shared] = {}
-    refused: dict[Node, str] = {}
+    refused = {**never}
     for node in _calls(graph):
-        if node not in proposed:
+        if node not in proposed or node in never:
             continue
         try:
             found[node] = shared(node, proposed[node], proposed)
