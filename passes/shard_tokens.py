@@ -29,6 +29,7 @@ from cocodiff_compile.ir.aten import SLICING, emit_contiguous, is_tensor, value_
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.shard.emit_shares import EmitShares
+from cocodiff_compile.shard.gathers import can_be_kept
 from cocodiff_compile.shard.shares import Shared
 
 RANK_INPUT = "rank_in_group"
@@ -85,7 +86,7 @@ def _keep_shares(output: Node, emitter: EmitShares) -> None:
     shared = {
         place: node
         for place, node in enumerate(results)
-        if isinstance(node, Node) and node in emitter.steps
+        if isinstance(node, Node) and node in emitter.steps and can_be_kept(node)
     }
     output.meta[KEPT_SHARES] = {place: emitter.steps[node].cut for place, node in shared.items()}
     with output.graph.inserting_before(output):
@@ -93,7 +94,8 @@ def _keep_shares(output: Node, emitter: EmitShares) -> None:
             place: emit_contiguous(output.graph, emitter.shares[node])
             for place, node in shared.items()
         }
-    output.args = ([kept.get(place, node) for place, node in enumerate(results)],)
+        output.args = ([kept.get(place, node) for place, node in enumerate(results)],)
+        _read_wholes(output, emitter)
 
 
 def _read_wholes(node: Node, emitter: EmitShares) -> None:

@@ -23,7 +23,7 @@ from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
-from cocodiff_compile.shard.gathers import looked_into, why_not_gathered
+from cocodiff_compile.shard.gathers import can_be_kept, looked_into, why_not_gathered
 from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
 from cocodiff_compile.shard.spread import is_of_group, spread
 from cocodiff_compile.shard.token_share import WHOLE
@@ -156,9 +156,10 @@ class _Network:
             self._add_node(node, step)
         for node in graph.nodes:
             is_split = node.target in SLICING and not is_tensor(node)  # its results read for it
-            if not is_split and not (keeps_shares and node.op == "output"):
+            if not is_split:
                 for source in node.all_input_nodes:
-                    self._add_reader(node, behind_split(node, source))
+                    if not (keeps_shares and node.op == "output" and stays_shared(source)):
+                        self._add_reader(node, behind_split(node, source))
 
     def shared_nodes(self) -> tuple[float, set[object]]:
         """Returns the least time, and what is shared for that."""
@@ -203,6 +204,11 @@ class _Network:
         known = self.edges.get_edge_data(start, end, {"capacity": 0})["capacity"]
         units = seconds if math.isinf(seconds) else round(seconds / _UNIT_S)
         self.edges.add_edge(start, end, capacity=known + units)
+
+
+def stays_shared(result: Node) -> bool:
+    """Returns whether a result that is shared out may be returned so, if shares are to be kept."""
+    return not is_tensor(result) or can_be_kept(result)
 
 
 def behind_split(node: Node, source: Node) -> Node:

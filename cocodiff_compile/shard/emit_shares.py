@@ -35,6 +35,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     value_of,
 )
+from cocodiff_compile.shard.gathers import is_gathered_as_bytes
 from cocodiff_compile.shard.shares import AttentionMode, Shared
 from cocodiff_compile.shard.token_share import WHOLE
 from cocodiff_compile.shard.wanted_cuts import slicing_of
@@ -178,9 +179,7 @@ class EmitShares:
 
     def _gather(self, node: Node) -> Node:
         cut, share = self.steps[node].cut, self.shares[node]
-        share = emit_contiguous(self.graph, share)
-        started = emit(self.graph, ALL_GATHER, share, cut.count, self.group, like=share)
-        gathered = emit(self.graph, WAIT, started, like=share)
+        gathered = self._gathered(emit_contiguous(self.graph, share), cut.count)
         shape = sizes_of(share)
         before, behind = shape[: cut.dim], shape[cut.dim + 1 :]
         outer, length = int(cut.outer), int(cut.lengths[0])
@@ -199,6 +198,17 @@ class EmitShares:
             parts.append(part)
             begin += piece
         return self._reshaped(self._joined(parts, dim - 1), [*sizes_of(node)])
+
+    def _gathered(self, share: Node, count: int) -> Node:
+        """Emits a gather of all shares, one behind the other; of their bytes, where the backend of
+        the group may not carry their numbers.
+        """
+        dtype = value_of(share).dtype
+        if is_gathered_as_bytes(dtype):
+            rows = emit(self.graph, aten.view.dtype, share, torch.uint8, like=share)
+            return emit(self.graph, aten.view.dtype, self._gathered(rows, count), dtype, like=share)
+        started = emit(self.graph, ALL_GATHER, share, count, self.group, like=share)
+        return emit(self.graph, WAIT, started, like=share)
 
     # Attentions
 

@@ -21,6 +21,19 @@ from cocodiff_compile.shard.token_share import WHOLE
 _BY_STRIDES = frozenset(
     {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 )
+_CARRIED = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 _KNOWN = ("aten", "prims", "prim", "_c10d_functional", "quantized")
 
 
@@ -38,6 +51,24 @@ def why_not_gathered(node: Node, looked_into: frozenset[Node]) -> str:
     if node in looked_into and (has_gaps or _is_view(node)):
         return f"{node.name} is a view, and a reader looks at its memory"
     return ""
+
+
+def is_carried(dtype: torch.dtype) -> bool:
+    """Returns whether all-to-alls carry numbers of this kind, whatever the backend of the group."""
+    return dtype in _CARRIED
+
+
+def is_gathered_as_bytes(dtype: torch.dtype) -> bool:
+    """Returns whether only the bytes of such numbers can be gathered; complex ones are gathered as
+    pairs.
+    """
+    return dtype not in _CARRIED and not dtype.is_complex
+
+
+def can_be_kept(node: Node) -> bool:
+    """Returns whether a share of a node may leave its graph: another reader gathers it as it is."""
+    value = value_of(node)
+    return not (is_gathered_as_bytes(value.dtype) or value.is_conj() or value.is_neg())
 
 
 def looked_into(graph: Graph) -> frozenset[Node]:
