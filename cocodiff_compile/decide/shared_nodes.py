@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from cocodiff_compile.cost.ops import heavy_seconds, hinted_bytes, light_seconds
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor
+from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor, parse_fused_attention
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
@@ -81,7 +81,18 @@ def why_not_shared(graph: Graph) -> str:
         return "sizes are not known: they depend on values, or the graph is for any size"
     if not any(is_attention(node.target) for node in graph.nodes):
         return "no attention in it"
+    for node in filter(_draws, graph.nodes):
+        return f"{node.target} draws random numbers, which differ between ranks"
     return ""
+
+
+def _draws(node: Node) -> bool:
+    """Returns whether somebody reads random numbers that a node draws."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.users:
+        return False
+    if is_attention(node.target):
+        return parse_fused_attention(node).has_dropout
+    return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def choose_sharing(
