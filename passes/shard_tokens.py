@@ -19,7 +19,7 @@ Declines  nothing: `shard/shares.py` says what can be shared out, `decide/shared
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ class ShardTokens:
     def run(self, graph: Graph, recognition: Recognition) -> PassResult:  # noqa: ARG002
         if not self.steps:
             return PassResult(changed=False)
-        emitter = EmitShares(graph, self.group, _add_rank_input(graph), self.steps)
+        emitter = EmitShares(graph, self.group, _add_rank_input(graph, self.steps), self.steps)
         for node in list(graph.nodes):
             if node in self.steps:
                 with graph.inserting_before(node):
@@ -70,9 +70,10 @@ class ShardTokens:
         return is_split and all(user in self.steps for user in node.users)
 
 
-def _add_rank_input(graph: Graph) -> Node:
+def _add_rank_input(graph: Graph, steps: Iterable[Node]) -> Node:
+    """Adds the number of the rank, on the device of what is shared out."""
     last = list(graph.find_nodes(op="placeholder"))[-1]
-    like = next(item for item in graph.find_nodes(op="placeholder") if is_tensor(item))
+    like = next(filter(is_tensor, steps))
     with graph.inserting_after(last):
         rank = graph.placeholder(RANK_INPUT)
     with value_of(like).fake_mode:  # type: ignore[attr-defined]

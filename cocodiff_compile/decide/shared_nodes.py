@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from cocodiff_compile.cost.ops import heavy_seconds, hinted_bytes, light_seconds
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor, parse_fused_attention
+from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor, parse_fused_attention, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
@@ -81,9 +81,16 @@ def why_not_shared(graph: Graph) -> str:
         return "sizes are not known: they depend on values, or the graph is for any size"
     if not any(is_attention(node.target) for node in graph.nodes):
         return "no attention in it"
+    if len(devices := _attention_devices(graph)) > 1:
+        return f"its attentions are on {len(devices)} devices"
     for node in filter(_draws, graph.nodes):
         return f"{node.target} draws random numbers, which differ between ranks"
     return ""
+
+
+def _attention_devices(graph: Graph) -> set[torch.device]:
+    attentions = (node for node in graph.nodes if is_attention(node.target))
+    return {value_of(parse_fused_attention(node).query).device for node in attentions}
 
 
 def _draws(node: Node) -> bool:
@@ -127,14 +134,20 @@ def _candidates(
 ) -> tuple[dict[Node, Shared], dict[Node, str]]:
     """Returns the nodes that can be shared out, and why others cannot; `never` is known before."""
     found: dict[Node, Shared] = {}
-    refused = {**never}
+    refused, devices = {**never}, _attention_devices(graph)
     for node in _calls(graph):
         if node not in proposed or node in never:
             continue
         try:
-            found[node] = shared(node, proposed[node], proposed)
+            step = shared(node, proposed[node], proposed)
         except CutUnknown as error:
             refused[node] = str(error)
+            continue
+        where = {value_of(item).device for item in (node, *step.needs) if is_tensor(item)}
+        if where <= devices:
+            found[node] = step
+        else:
+            refused[node] = f"{node.name} is not where the attentions are, or is moved there"
     # Results of several stand and fall together with what makes them.
     for node in list(found):
         source = node.all_input_nodes[0] if node.target is operator.getitem else None

@@ -1,4 +1,4 @@
-"""shard-tokens: what is gathered is what the node was, to whoever reads it and looks at its memory."""
+"""shard-tokens: what is gathered is what the node was, whoever reads it, in memory too."""
 
 from __future__ import annotations
 
