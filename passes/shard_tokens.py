@@ -19,7 +19,7 @@ Declines  nothing: `shard/shares.py` says what can be shared out, `decide/shared
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ from cocodiff_compile.ir.aten import SLICING, emit_contiguous, is_tensor, value_
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.shard.emit_shares import EmitShares
+from cocodiff_compile.shard.gathers import can_be_kept
 from cocodiff_compile.shard.shares import Shared
 
 RANK_INPUT = "rank_in_group"
@@ -48,7 +49,7 @@ class ShardTokens:
     def run(self, graph: Graph, recognition: Recognition) -> PassResult:  # noqa: ARG002
         if not self.steps:
             return PassResult(changed=False)
-        emitter = EmitShares(graph, self.group, _add_rank_input(graph), self.steps)
+        emitter = EmitShares(graph, self.group, _add_rank_input(graph, self.steps), self.steps)
         for node in list(graph.nodes):
             if node in self.steps:
                 with graph.inserting_before(node):
@@ -69,9 +70,10 @@ class ShardTokens:
         return is_split and all(user in self.steps for user in node.users)
 
 
-def _add_rank_input(graph: Graph) -> Node:
+def _add_rank_input(graph: Graph, steps: Iterable[Node]) -> Node:
+    """Adds the number of the rank, on the device of what is shared out."""
     last = list(graph.find_nodes(op="placeholder"))[-1]
-    like = next(item for item in graph.find_nodes(op="placeholder") if is_tensor(item))
+    like = next(filter(is_tensor, steps))
     with graph.inserting_after(last):
         rank = graph.placeholder(RANK_INPUT)
     with value_of(like).fake_mode:  # type: ignore[attr-defined]
@@ -85,7 +87,7 @@ def _keep_shares(output: Node, emitter: EmitShares) -> None:
     shared = {
         place: node
         for place, node in enumerate(results)
-        if isinstance(node, Node) and node in emitter.steps
+        if isinstance(node, Node) and node in emitter.steps and can_be_kept(node)
     }
     output.meta[KEPT_SHARES] = {place: emitter.steps[node].cut for place, node in shared.items()}
     with output.graph.inserting_before(output):
@@ -93,7 +95,8 @@ def _keep_shares(output: Node, emitter: EmitShares) -> None:
             place: emit_contiguous(output.graph, emitter.shares[node])
             for place, node in shared.items()
         }
-    output.args = ([kept.get(place, node) for place, node in enumerate(results)],)
+        output.args = ([kept.get(place, node) for place, node in enumerate(results)],)
+        _read_wholes(output, emitter)
 
 
 def _read_wholes(node: Node, emitter: EmitShares) -> None:

@@ -99,7 +99,7 @@ def _shard(deciding: Deciding, graph: Graph, _recognition: Recognition) -> Chose
     if reason := why_not_shared(graph):
         return Chosen(notes=(f"not shared out: {reason}",))
     num_ranks, keeps_shares = sharding.num_ranks, sharding.keeps_shares
-    sharing = choose_sharing(graph, num_ranks, sharding.costs, keeps_shares)
+    sharing = choose_sharing(graph, sharding.group, num_ranks, sharding.costs, keeps_shares)
     least = deciding.config.shard.min_gain
     is_applied = bool(sharing.steps) and sharing.gain >= least
     report = report_sharing(graph, sharing, num_ranks, sharding.estimated, keeps_shares, is_applied)

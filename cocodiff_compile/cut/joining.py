@@ -69,6 +69,17 @@ def emit_in_order_of(graph: Graph, part: Node, whole: Node) -> Node:
     return _permuted_back(graph, emit_contiguous(graph, ordered), order)
 
 
+def emit_dense_like(graph: Graph, source: Node, whole: Node) -> Node:
+    """Returns a tensor, or a copy of it, without gaps and with its dims in memory as those of
+    `whole` lie. Where `whole` is dense, strides are equal.
+    """
+    order = memory_order(whole)
+    if order == list(range(len(order))):
+        return emit_contiguous(graph, source)
+    ordered = emit(graph, aten.permute.default, source, order, like=source)
+    return _permuted_back(graph, emit_contiguous(graph, ordered), order)
+
+
 def _permuted_back(graph: Graph, ordered: Node, order: Sequence[int]) -> Node:
     back = [order.index(dim) for dim in range(len(order))]
     return emit(graph, aten.permute.default, ordered, back, like=ordered)

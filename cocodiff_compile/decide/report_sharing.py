@@ -30,6 +30,7 @@ from cocodiff_compile.decide.shared_nodes import (
     Sharing,
     attention_exchange_seconds,
     behind_split,
+    stays_shared,
 )
 from cocodiff_compile.ir.aten import SLICING, is_alias, is_tensor, parse_fused_attention
 from cocodiff_compile.ir.attention_ops import is_attention
@@ -114,7 +115,8 @@ class _Reporter:
 
     def _num_kept(self) -> int:
         results = self.graph.output_node().all_input_nodes
-        return sum(node in self.sharing.steps for node in results) if self.keeps_shares else 0
+        kept = [node for node in results if node in self.sharing.steps and stays_shared(node)]
+        return len(kept) if self.keeps_shares else 0
 
     # Why
 
@@ -159,10 +161,11 @@ class _Reporter:
     def _readers(self) -> Iterator[tuple[Node, Node]]:
         """Yields every reader with each tensor that it reads, behind splits."""
         for node in self.graph.nodes:
-            if not _is_split(node) and not (self.keeps_shares and node.op == "output"):
+            if not _is_split(node):
                 for source in node.all_input_nodes:
                     whole = behind_split(node, source)
-                    if is_tensor(whole):
+                    is_kept = self.keeps_shares and node.op == "output" and stays_shared(source)
+                    if is_tensor(whole) and not is_kept:
                         yield node, whole
 
     def _gathers(self) -> Iterator[Gather]:

@@ -19,12 +19,13 @@ from torch.fx import Graph, Node
 from cocodiff_compile.cost.ops import heavy_seconds, hinted_bytes, light_seconds
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor
+from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor, parse_fused_attention, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
+from cocodiff_compile.shard.gathers import can_be_kept, looked_into, why_not_gathered
 from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
-from cocodiff_compile.shard.spread import spread
+from cocodiff_compile.shard.spread import is_of_group, spread
 from cocodiff_compile.shard.token_share import WHOLE
 
 _SHARED, _WHOLE = "shared", "whole"
@@ -80,16 +81,40 @@ def why_not_shared(graph: Graph) -> str:
         return "sizes are not known: they depend on values, or the graph is for any size"
     if not any(is_attention(node.target) for node in graph.nodes):
         return "no attention in it"
+    if len(devices := _attention_devices(graph)) > 1:
+        return f"its attentions are on {len(devices)} devices"
+    for node in filter(_draws, graph.nodes):
+        return f"{node.target} draws random numbers, which differ between ranks"
     return ""
 
 
+def _attention_devices(graph: Graph) -> set[torch.device]:
+    attentions = (node for node in graph.nodes if is_attention(node.target))
+    return {value_of(parse_fused_attention(node).query).device for node in attentions}
+
+
+def _draws(node: Node) -> bool:
+    """Returns whether somebody reads random numbers that a node draws."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.users:
+        return False
+    if is_attention(node.target):
+        return parse_fused_attention(node).has_dropout
+    return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
 def choose_sharing(
-    graph: Graph, num_ranks: int, costs: ShareCosts, keeps_shares: bool = False
+    graph: Graph, group: str, num_ranks: int, costs: ShareCosts, keeps_shares: bool = False
 ) -> Sharing:
-    """Returns what is shared out over so many ranks, nothing where that gains nothing. With
+    """Returns what is shared out over the ranks of a group, nothing where that gains nothing. With
     `keeps_shares`, outputs that are shared out need not be gathered.
     """
-    candidates, refused = _candidates(graph, spread(graph, num_ranks))
+    proposed = spread(graph, group, num_ranks)
+    foreign = {
+        node: f"{node.name} holds the shares of another group of ranks"
+        for node in graph.find_nodes(op="call_function", target=WHOLE)
+        if not is_of_group(node, group, num_ranks)
+    }
+    candidates, refused = _candidates(graph, proposed, foreign)
     whole_s = sum(map(costs.node_seconds, _calls(graph)))
     if not candidates:
         return Sharing({}, whole_s, whole_s, refused)
@@ -105,17 +130,24 @@ def _calls(graph: Graph) -> list[Node]:
 
 
 def _candidates(
-    graph: Graph, proposed: Mapping[Node, Cut]
+    graph: Graph, proposed: Mapping[Node, Cut], never: Mapping[Node, str]
 ) -> tuple[dict[Node, Shared], dict[Node, str]]:
+    """Returns the nodes that can be shared out, and why others cannot; `never` is known before."""
     found: dict[Node, Shared] = {}
-    refused: dict[Node, str] = {}
+    refused, devices = {**never}, _attention_devices(graph)
     for node in _calls(graph):
-        if node not in proposed:
+        if node not in proposed or node in never:
             continue
         try:
-            found[node] = shared(node, proposed[node], proposed)
+            step = shared(node, proposed[node], proposed)
         except CutUnknown as error:
             refused[node] = str(error)
+            continue
+        where = {value_of(item).device for item in (node, *step.needs) if is_tensor(item)}
+        if where <= devices:
+            found[node] = step
+        else:
+            refused[node] = f"{node.name} is not where the attentions are, or is moved there"
     # Results of several stand and fall together with what makes them.
     for node in list(found):
         source = node.all_input_nodes[0] if node.target is operator.getitem else None
@@ -141,15 +173,17 @@ class _Network:
         keeps_shares: bool,
     ) -> None:
         self.candidates, self.num_ranks, self.costs = candidates, num_ranks, costs
+        self.looked_into = looked_into(graph)
         self.edges: networkx.DiGraph[object] = networkx.DiGraph()
         self.edges.add_nodes_from((_SHARED, _WHOLE))
         for node, step in candidates.items():
             self._add_node(node, step)
         for node in graph.nodes:
             is_split = node.target in SLICING and not is_tensor(node)  # its results read for it
-            if not is_split and not (keeps_shares and node.op == "output"):
+            if not is_split:
                 for source in node.all_input_nodes:
-                    self._add_reader(node, behind_split(node, source))
+                    if not (keeps_shares and node.op == "output" and stays_shared(source)):
+                        self._add_reader(node, behind_split(node, source))
 
     def shared_nodes(self) -> tuple[float, set[object]]:
         """Returns the least time, and what is shared for that."""
@@ -177,8 +211,7 @@ class _Network:
         if read is not None:
             gather = ("gather", source)
             if gather not in self.edges:
-                whole_bytes = hinted_bytes(source)
-                self._add(source, gather, self.costs.exchange_seconds(whole_bytes))
+                self._add(source, gather, self._gather_seconds(source))
             is_alike = need is not None and read.cut.is_like(need)
             self._add(gather, node if is_alike else _WHOLE, math.inf)
         if need is not None:
@@ -186,10 +219,20 @@ class _Network:
             copy_s = self.costs.device.memory_seconds(copied)
             self._add(node, source if read is not None else _WHOLE, copy_s)
 
+    def _gather_seconds(self, source: Node) -> float:
+        if why_not_gathered(source, self.looked_into):
+            return math.inf
+        return self.costs.exchange_seconds(hinted_bytes(source))
+
     def _add(self, start: object, end: object, seconds: float) -> None:
         known = self.edges.get_edge_data(start, end, {"capacity": 0})["capacity"]
         units = seconds if math.isinf(seconds) else round(seconds / _UNIT_S)
         self.edges.add_edge(start, end, capacity=known + units)
+
+
+def stays_shared(result: Node) -> bool:
+    """Returns whether a result that is shared out may be returned so, if shares are to be kept."""
+    return not is_tensor(result) or can_be_kept(result)
 
 
 def behind_split(node: Node, source: Node) -> Node:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from cocodiff_compile.compat import is_contiguous_or_false
 from cocodiff_compile.cut.cut import Cut, sizes_of
+from cocodiff_compile.cut.joining import emit_dense_like
 from cocodiff_compile.cut.view_rules import segments_within, taken_range, written_range
 from cocodiff_compile.ir.aten import (
     ALL_GATHER,
@@ -35,6 +35,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     value_of,
 )
+from cocodiff_compile.shard.gathers import is_gathered_as_bytes
 from cocodiff_compile.shard.shares import AttentionMode, Shared
 from cocodiff_compile.shard.token_share import WHOLE
 from cocodiff_compile.shard.wanted_cuts import slicing_of
@@ -61,10 +62,7 @@ class EmitShares:
         if node not in self.steps:
             return node
         if node not in self.gathered:
-            gathered = self._gather(node)
-            if is_contiguous_or_false(value_of(node)):  # a view may rest on that
-                gathered = emit_contiguous(self.graph, gathered)
-            self.gathered[node] = gathered
+            self.gathered[node] = emit_dense_like(self.graph, self._gather(node), node)
         return self.gathered[node]
 
     def share(self, node: Node, cut: Cut) -> Node:
@@ -181,9 +179,7 @@ class EmitShares:
 
     def _gather(self, node: Node) -> Node:
         cut, share = self.steps[node].cut, self.shares[node]
-        share = emit_contiguous(self.graph, share)
-        started = emit(self.graph, ALL_GATHER, share, cut.count, self.group, like=share)
-        gathered = emit(self.graph, WAIT, started, like=share)
+        gathered = self._gathered(emit_contiguous(self.graph, share), cut.count)
         shape = sizes_of(share)
         before, behind = shape[: cut.dim], shape[cut.dim + 1 :]
         outer, length = int(cut.outer), int(cut.lengths[0])
@@ -202,6 +198,17 @@ class EmitShares:
             parts.append(part)
             begin += piece
         return self._reshaped(self._joined(parts, dim - 1), [*sizes_of(node)])
+
+    def _gathered(self, share: Node, count: int) -> Node:
+        """Emits a gather of all shares, one behind the other; of their bytes, where the backend of
+        the group may not carry their numbers.
+        """
+        dtype = value_of(share).dtype
+        if is_gathered_as_bytes(dtype):
+            rows = emit(self.graph, aten.view.dtype, share, torch.uint8, like=share)
+            return emit(self.graph, aten.view.dtype, self._gathered(rows, count), dtype, like=share)
+        started = emit(self.graph, ALL_GATHER, share, count, self.group, like=share)
+        return emit(self.graph, WAIT, started, like=share)
 
     # Attentions
 

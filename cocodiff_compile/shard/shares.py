@@ -19,9 +19,10 @@ from cocodiff_compile.cut.rules import (
     refuse_other_operands,
     step_cut,
 )
-from cocodiff_compile.ir.aten import FusedAttention, aten, bound, shape_of
+from cocodiff_compile.ir.aten import FusedAttention, aten, bound, shape_of, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.layout import same
+from cocodiff_compile.shard.gathers import is_carried
 from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
 
@@ -111,7 +112,8 @@ def _goes_by_heads(attention: FusedAttention, queries: Cut, keys: Cut) -> bool:
     exchanges deliver them.
     """
     op, num_ranks = attention.op, queries.count
-    if not op.has_independent_heads:
+    roles = (attention.query, attention.key, attention.value)
+    if not (op.has_independent_heads and all(is_carried(value_of(item).dtype) for item in roles)):
         return False
     heads, key_heads = (
         int(shape_of(item)[op.head_dim]) for item in (attention.query, attention.key)

@@ -32,11 +32,14 @@ from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
 
 
-def spread(graph: Graph, num_ranks: int) -> dict[Node, Cut]:
-    """Returns the cut that is proposed for each node that tokens were followed to."""
+def spread(graph: Graph, group: str, num_ranks: int) -> dict[Node, Cut]:
+    """Returns the cut that is proposed for each node that tokens were followed to, between the
+    ranks of a group.
+    """
     spreading = _Spreading()
     for node in graph.find_nodes(op="call_function", target=WHOLE):
-        spreading.push(node, whole_cut(bound(node)))
+        if is_of_group(node, group, num_ranks):
+            spreading.push(node, whole_cut(bound(node)))
     spreading.run()
     attentions = [node for node in graph.nodes if is_attention(node.target)]
     for node in sorted(attentions, key=_query_size, reverse=True):
@@ -47,6 +50,12 @@ def spread(graph: Graph, num_ranks: int) -> dict[Node, Cut]:
             spreading.push(attention.query, Cut.over_ranks(dim, 1, (tokens,), num_ranks))
             spreading.run()
     return spreading.proposed
+
+
+def is_of_group(whole: Node, group: str, num_ranks: int) -> bool:
+    """Returns whether the ranks of this group hold the shares of a whole, in this order."""
+    arguments = bound(whole)
+    return arguments["group"] == group and arguments["num_ranks"] == num_ranks
 
 
 def _query_size(node: Node) -> int:

@@ -53,7 +53,7 @@ def test_the_report_adds_up_to_what_the_cut_decided_and_the_pass_emits(name: str
     plain = PLAIN[name]
     with fake_ranks(4):
         gm, _ = capture_call(plain.build().eval(), *plain.inputs())
-        sharing = choose_sharing(gm.graph, 4, COSTS)
+        sharing = choose_sharing(gm.graph, "0", 4, COSTS)
         report = report_sharing(gm.graph, sharing, 4, COSTS)
         ours, _ = sharded_copy(gm, 4)
     assert report.step_s == pytest.approx(sharing.shared_s)

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cocodiff_compile.decide.shared_nodes import why_not_shared
+from cocodiff_compile.ir.aten import aten
 from cocodiff_compile.lab.coverage.examine import examine
 from tests.support.plain_dits import WIDTH, Attention, Block
+from tests.support.traced import traced
 
 
 class _NormedWithoutEps(nn.Module):
@@ -117,6 +120,37 @@ def test_ranks_compute_what_one_process_computes(name: str) -> None:
     assert not found.reason
     assert found.modes == {mode: 1}
     assert found.error < 1e-5
+
+
+class _Draws(nn.Module):
+    """Draws noise, from a generator that each rank may seed otherwise."""
+
+    def __init__(self, is_read: bool) -> None:
+        super().__init__()
+        self.block, self.is_read = Block(), is_read
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn_like(x)
+        return self.block(x + noise if self.is_read else x)
+
+
+RANDOM = "draws random numbers, which differ between ranks"
+
+
+def test_a_model_that_draws_random_numbers_is_declined() -> None:
+    x = torch.randn(2, 16, WIDTH)
+    assert examine("noise", _Draws(is_read=True).eval(), {"x": x}, 4).reason.endswith(RANDOM)
+    assert not examine("nobody reads it", _Draws(is_read=False).eval(), {"x": x}, 4).reason
+
+
+@pytest.mark.parametrize(("dropout", "reason"), [(0.5, RANDOM), (0.0, "")])
+def test_an_attention_with_dropout_is_declined(dropout: float, reason: str) -> None:
+    def attend(x: Tensor) -> Tensor:
+        return aten._scaled_dot_product_flash_attention_for_cpu(x, x * 2, x * 3, dropout)[0]
+
+    graph = traced(attend, torch.randn(1, 8, 16, 4))
+    assert why_not_shared(graph).endswith(reason)
+    assert bool(why_not_shared(graph)) is bool(reason)
 
 
 def test_a_model_that_writes_to_its_input_is_declined() -> None:

@@ -10,16 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
+from cocodiff_compile.compat import FakeTensorMode
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.decide.shared_nodes import Sharing, why_not_shared
-from cocodiff_compile.ir.aten import ALL_GATHER
+from cocodiff_compile.ir.aten import ALL_GATHER, aten, value_of
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.lab.coverage.examine import sharded_copy
 from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.shard.shares import AttentionMode, shared
+from cocodiff_compile.shard.token_share import WHOLE, share_of
 from tests.support.captured import capture_call, fake_ranks
 from tests.support.hand_written import WIDTH, Block
 from tests.support.lockstep import machine, machine_groups
@@ -116,6 +120,61 @@ def test_another_rank_has_another_share() -> None:
     (expected,) = run_lockstep(gm.graph, [values], {})
     wrong = run_lockstep(ours.graph, inputs, groups)
     assert not torch.allclose(wrong[0][0], expected[0], atol=1e-2)
+
+
+def _attended(x: Tensor, weight: Tensor) -> Tensor:
+    q, k, v = (x @ weight).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4).unbind()
+    return x + functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("group", "num_ranks", "is_taken"), [("0", 4, True), ("columns", 4, False), ("0", 2, False)]
+)
+def test_a_block_takes_shares_of_its_own_ranks_only(
+    group: str, num_ranks: int, is_taken: bool
+) -> None:
+    x, weight = torch.randn(2, 16, WIDTH), torch.randn(WIDTH, 3 * WIDTH)
+    cut = Cut.over_ranks(1, 1, (16,), num_ranks)
+    shares = [share_of(x, cut, rank % num_ranks) for rank in range(4)]
+
+    def block(share: Tensor, weight: Tensor) -> Tensor:
+        return _attended(WHOLE(share, 1, 1, [16], num_ranks, group), weight)
+
+    with torch.no_grad(), fake_ranks(4):
+        gm = make_fx(block, tracing_mode="fake")(shares[0], weight)
+        gm.graph.eliminate_dead_code()
+        ours, sharing, _ = _sharded(gm, 4)
+    gathers = ours.graph.find_nodes(op="call_function", target=WHOLE)
+    assert _modes(sharing) == {"Ulysses": 1}
+    assert bool(gathers) is not is_taken
+    inputs = [[share, weight, torch.tensor([rank])] for rank, share in enumerate(shares)]
+    groups = machine_groups("0", machine(4))
+    for (actual,) in run_lockstep(ours.graph, inputs, groups, dict.fromkeys(gathers, [x] * 4)):
+        torch.testing.assert_close(actual, _attended(x, weight))
+
+
+def test_what_is_made_on_another_device_is_moved_as_a_whole() -> None:
+    """As positions, which a pipeline makes on the CPU."""
+
+    def model(places: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        moved = aten._to_copy(torch.cat([places.sin(), places.cos()], -1), device=x.device)
+        q, k, v = ((x + moved) @ weight).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4).unbind()
+        attended = aten._scaled_dot_product_flash_attention(q, k, v)[0]
+        return x + attended.transpose(1, 2).flatten(2)
+
+    cuda = {"device": "cuda:0", "dtype": torch.bfloat16}
+    with torch.no_grad(), fake_ranks(4), FakeTensorMode():
+        given = torch.empty(2, 64, 32, **cuda), torch.empty(32, 96, **cuda)
+        gm = make_fx(model, tracing_mode="fake")(torch.empty(1, 64, 16), *given)
+        gm.graph.eliminate_dead_code()
+        ours, sharing, _ = _sharded(gm, 4)
+    (moved,) = (node for node in gm.graph.nodes if node.target is aten._to_copy.default)
+    assert "moved" in sharing.refused[moved]
+    assert _modes(sharing) == {"Ulysses": 1}
+    taken = ours.graph.find_nodes(op="call_function", target=aten.index.Tensor)
+    assert taken
+    read = {value_of(item).device.type for node in taken for item in node.all_input_nodes}
+    assert read == {"cuda"}
 
 
 def test_a_model_that_exchanges_already_is_left_as_it_is() -> None:

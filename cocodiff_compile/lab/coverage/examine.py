@@ -85,7 +85,7 @@ def examine(name: str, model: nn.Module, inputs: dict[str, Any], num_ranks: int)
 
 def sharded_copy(gm: GraphModule, num_ranks: int) -> tuple[GraphModule, Sharing]:
     """Returns a copy of a captured graph whose tokens are shared out over the group "0"."""
-    sharing = choose_sharing(gm.graph, num_ranks, COSTS)
+    sharing = choose_sharing(gm.graph, "0", num_ranks, COSTS)
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
     of = dict(zip(gm.graph.nodes, ours.graph.nodes, strict=True))
     steps = {
