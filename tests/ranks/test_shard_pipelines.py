@@ -15,11 +15,11 @@ import torch
 
 from cocodiff_compile.compiler.shard_graph import SharedCall
 from cocodiff_compile.lab.local_ranks import run_local_ranks
+from cocodiff_compile.lab.tiny_pipelines import call_arguments, masked_prompts, tiny_pipeline
 from cocodiff_compile.report.collect import collect_reports
 from tests.ranks.test_shard_changed_models import offload_by_group, offload_by_model
 from tests.support import pipeline_changes as change
 from tests.support.pipeline_changes import by_block, by_broken_block, nothing, whole
-from tests.support.tiny_pipelines import call_arguments, masked_prompts, tiny_pipeline
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from cocodiff_compile.lab import tiny_pipelines
+
 EVERYTHING = {"shard": {"min_gain": 0}}
 IMAGE_CHANNELS = 12
 
@@ -52,12 +54,7 @@ def nothing(_pipe: Any) -> None:
 
 
 def add_lora(pipe: Any) -> None:
-    from peft import LoraConfig  # noqa: PLC0415  (slow, and optional)
-
-    torch.manual_seed(3)
-    names = ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj", "proj_mlp"]
-    config = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, target_modules=names)
-    pipe.transformer.add_adapter(config)
+    tiny_pipelines.add_lora(pipe.transformer)
 
 
 def load_ip_adapter(pipe: Any) -> None:

@@ -71,6 +71,17 @@ def randomize_zeros(model: nn.Module) -> None:
             nn.init.normal_(parameter, std=0.2)
 
 
+def add_lora(transformer: Any) -> None:
+    """Adds a LoRA with random weights to a transformer; it is not merged into the weights."""
+    from peft import LoraConfig  # noqa: PLC0415  (slow, and optional)
+
+    names = ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj", "proj_mlp"]
+    config = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, target_modules=names)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        transformer.add_adapter(config)
+
+
 def _scheduler() -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: PLC0415  (slow, and optional)
 
