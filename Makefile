@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 RIVALS := $(VENV)/rivals-installed
 ADAPTERS := $(VENV)/adapters-installed
+RELEASE := $(VENV)/release-installed
 export OMP_NUM_THREADS ?= 1
 TWO_WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
 
@@ -60,6 +61,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A wheel and an sdist, each tried in an empty environment; what was built stays in dist/.
+.PHONY: release-check
+release-check: $(RELEASE)
+	$(BIN)/python -m tests.release_check --keep dist
+
 # The benchmarks over slow links emulate a cluster: root, and Debian's package iproute2.
 bench-quick: $(RIVALS)
 	$(BIN)/cocodiff bench --quick --out build/bench-quick
@@ -104,10 +110,15 @@ $(STAMP): pyproject.toml constraints.txt
 		--editable '.[dev,diffusers,plots,quality]'
 	touch $@
 
-# Quantisation and LoRA; diffusers takes longer to import beside them.
+# Quantisation, LoRA and notebooks; diffusers takes longer to import beside them.
 $(ADAPTERS): $(STAMP)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
-		--editable '.[adapters]'
+		--editable '.[adapters,notebook]'
+	touch $@
+
+$(RELEASE): $(STAMP)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
+		--editable '.[release]'
 	touch $@
 
 # Without their dependencies, which want another torch.

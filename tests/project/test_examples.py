@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cocodiff_compile.cli import main
 from cocodiff_compile.lab.doctor.examine import AURORA_SETTINGS
 from cocodiff_compile.ranks.launch.launchers import adopt_launcher
 
@@ -27,6 +28,18 @@ def test_explain_model() -> None:
     assert done.returncode == 0, done.stderr
     assert "blocks.1.attn1" in done.stdout
     assert "2 recognised, 0 declined" in done.stdout
+
+
+def test_every_example_is_listed() -> None:
+    table = (ROOT / "examples" / "README.md").read_text()
+    names = {path.name for path in (ROOT / "examples").iterdir()} - {"README.md", "__pycache__"}
+    assert {name for name in names if f"[{name}" not in table} == set()
+
+
+@pytest.mark.parametrize("name", ["two_nodes.yaml", "two_nodes_boxes.json"])
+def test_a_machine_as_a_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", str(ROOT / "examples" / name)]) == 0
+    assert "two-nodes" in capsys.readouterr().out
 
 
 def test_explain_sharing() -> None:
