@@ -143,7 +143,11 @@ def run(*command: object, cwd: Path, status: int = 0, more: Mapping[str, str] | 
 
 
 def check_files(checks: Checks, built: Built, folder: Path) -> None:
-    checks.run("wheel", "holds the packages, and nothing else", lambda: wheel_is_whole(built))
+    checks.run(
+        "wheel",
+        "holds the packages, and nothing else",
+        lambda: wheel_is_whole(built.wheel, built.tree),
+    )
     checks.run("sdist", "holds packages, tests, docs, examples", lambda: sdist_is_whole(built))
     checks.run("wheel", "metadata are complete", lambda: metadata_is_complete(built))
     checks.run("wheel", "the README renders as on an index", lambda: readme_renders(built))
@@ -151,11 +155,12 @@ def check_files(checks: Checks, built: Built, folder: Path) -> None:
     checks.run("both", "twine check --strict", lambda: run(*strict, cwd=folder))
 
 
-def wheel_is_whole(built: Built) -> str:
-    with zipfile.ZipFile(built.wheel) as archive:
+def wheel_is_whole(wheel: Path, tree: Path) -> str:
+    """Compares a wheel with the tree that it was built of."""
+    with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     found = {name for name in names if ".dist-info/" not in name}
-    same(found, {_as_installed(name) for name in files(built.tree, IN_THE_WHEEL)})
+    same(found, {_as_installed(name) for name in files(tree, IN_THE_WHEEL)})
     return f"{len(found)} files"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import tomllib
+
+from tests.release_check import Failed, wheel_is_whole
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,17 +60,21 @@ def test_packages_are_the_folders_of_the_tree() -> None:
     assert sorted(listed) == sorted(found)
 
 
-def test_a_wheel_puts_only_our_name_into_site_packages(wheel: Path) -> None:
+def test_a_wheel_holds_all_files_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    assert wheel_is_whole(wheel, ROOT)
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
         names = set(archive.namelist())
     assert {top for top in tops if not top.endswith(".dist-info")} == {"cocodiff_compile"}
-    modules = {
-        *(f"cocodiff_compile/passes/{file.name}" for file in (ROOT / "passes").glob("*.py")),
-        *(f"cocodiff_compile/backends/{file.name}" for file in (ROOT / "backends").glob("*.py")),
-    }
-    assert modules <= names
     assert "cocodiff_compile/py.typed" in names
+
+
+def test_a_file_that_a_wheel_lacks_is_named(wheel: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "cocodiff_compile", tree / "cocodiff_compile", symlinks=True)
+    (tree / "cocodiff_compile" / "page.html").touch()
+    with pytest.raises(Failed, match=r"missing: \['cocodiff_compile/page.html'\]"):
+        wheel_is_whole(wheel, tree)
 
 
 @pytest.mark.parametrize(
