@@ -65,13 +65,19 @@ class Checks:
         except Failed as error:
             verdict, remark = "FAILED", str(error)
             self.has_failed = True
-        self.rows.append((where, what, verdict, remark.strip().rpartition("\n")[2][:90]))
+        self.rows.append((where, what, verdict, last_line(remark)))
         print(f"{time.monotonic() - begin:5.0f} s  {verdict:6} {where}: {what}", flush=True)
         if verdict != "ok":
             print(remark, flush=True)
 
     def table(self) -> str:
         return format_table(("where", "check", "", "remark"), self.rows)
+
+
+def last_line(text: str) -> str:
+    """Returns the end of what a command said, for the table; what pip warns of is left out."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
+    return lines[-1].strip()[:90] if lines else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +129,6 @@ def run(*command: object, cwd: Path, status: int = 0, more: Mapping[str, str] | 
     settings = {
         "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
         "OMP_NUM_THREADS": "1",
-        "NO_COLOR": "1",
     }
     done = subprocess.run(
         list(map(str, command)),
@@ -151,7 +156,16 @@ def check_files(checks: Checks, built: Built, folder: Path) -> None:
     checks.run("sdist", "holds packages, tests, docs, examples", lambda: sdist_is_whole(built))
     checks.run("wheel", "metadata are complete", lambda: metadata_is_complete(built))
     checks.run("wheel", "the README renders as on an index", lambda: readme_renders(built))
-    strict = (sys.executable, "-m", "twine", "check", "--strict", built.wheel, built.sdist)
+    strict = (
+        sys.executable,
+        "-m",
+        "twine",
+        "--no-color",
+        "check",
+        "--strict",
+        built.wheel,
+        built.sdist,
+    )
     checks.run("both", "twine check --strict", lambda: run(*strict, cwd=folder))
 
 
