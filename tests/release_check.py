@@ -41,8 +41,10 @@ NOT_PART = (
 )
 IN_THE_WHEEL = ("cocodiff_compile", "passes", "backends")
 IN_THE_SDIST = (*IN_THE_WHEEL, "tests", "docs", "examples", "benchmarks")
-NEED_DIFFUSERS = {"demo": "diffusers", "simulate": "diffusers", "coverage": "diffusers"}
-NEED_DIFFUSERS |= {"bench": "diffusers", "quality": "quality"}
+NEED_DIFFUSERS = {
+    **dict.fromkeys(("check", "simulate", "coverage", "bench"), "diffusers"),
+    **dict.fromkeys(("demo", "quality"), "quality"),
+}
 """The commands that need diffusers, and the extra that each must name."""
 
 
@@ -267,6 +269,7 @@ def check_installed(checks: Checks, kind: str, file: Path, sdist: Path, folder: 
     ranks = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     own_model = sdist / "examples" / "own_model.py"
     tried("a plain model on 2 ranks", *ranks, own_model, "--tiny", "--steps", 3)
+    tried("cocodiff explain of the same", cocodiff, "explain", own_model, "--tiny", "--steps", 3)
     says_so = f"{', '.join(NEED_DIFFUSERS)} say that they need diffusers"
     checks.run(kind, says_so, lambda: refused(python, folder))
     advice = "cocodiff-compile[diffusers]"
