@@ -106,7 +106,9 @@ def test_all_graphs_of_a_rank_are_on_its_page(tmp_path: Path) -> None:
     cocodiff_compile.explain(TwoGraphs().eval(), torch.ones(1, 4, WIDTH), options=options)
     text = (tmp_path / "rank_001" / "index.html").read_text()
     assert "cocodiff: rank 1" in text
-    names = re.findall(r'<option value="(\d)"[^>]*>(\d): [^<]*, attentions: (\d)', text)
+    names = re.findall(
+        r'<option value="(\d)"[^>]*>(\d): [^<]*, attentions: (\d), problems: \d', text
+    )
     assert names == [("0", "0", "1"), ("1", "1", "1")]
     assert len(blobs_of(text)) == 4, "a timeline and a diff for each graph"
 
