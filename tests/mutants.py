@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.mutant_table import MUTANTS, Mutant
+from tests.support.page_mutants import PAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS_FAILED = 1
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "only", nargs="*", help="words of the mutants to try; all if none are given"
     )
     words = parser.parse_args(argv).only
-    chosen = [item for item in MUTANTS if all(word in str(item) for word in words)]
+    chosen = [item for item in (*MUTANTS, *PAGES) if all(word in str(item) for word in words)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
         _copy_tree(tree)

@@ -18,7 +18,6 @@ setTheme(arguments[0]);
 const canvas = document.querySelector('canvas.chart');
 document.getElementById('g0-problems').open = false;
 document.getElementById('g0-attentions').open = false;
-document.querySelector('#g0-summary .table').hidden = true;
 canvas.focus({preventScroll: true});
 scrollTo(0, 0);
 """

@@ -68,7 +68,8 @@ def graph_name(page: Mapping[str, Any], number: int) -> str:
     sites = page["summary"]["sites"]
     kind = f", steps {page['kind']}" if page["options"]["v_major"]["value"] != "None" else ""
     first = f": {sites[0]['module']}" if sites and sites[0]["module"] else ""
-    return f"{number}{kind}{first}, attentions: {len(sites)}"
+    urgent = sum(item.severity != "note" for item in find_problems(page))
+    return f"{number}{kind}{first}, attentions: {len(sites)}, problems: {urgent}"
 
 
 def _summary(page: Mapping[str, Any]) -> Section:
@@ -96,7 +97,7 @@ def _summary(page: Mapping[str, Any]) -> Section:
         )
     if page["device"]:
         facts.append(("device", page["device"], "what computing is estimated by"))
-    return Section("Summary", "Summary", (Facts(facts), _decided(page)), _lead(page))
+    return Section("Summary", "Summary", (Facts(facts),), _lead(page))
 
 
 def _lead(page: Mapping[str, Any]) -> str:
@@ -134,7 +135,7 @@ def _seconds(order: Mapping[str, Any], key: str) -> str:
     return format_seconds(order[key] / 1e9)
 
 
-def _decided(page: Mapping[str, Any]) -> Part:
+def _passes(page: Mapping[str, Any]) -> Part:
     rows = [
         (item["pass"], "rewritten" if item["changed"] else "unchanged",
          "; ".join(item["notes"]), Cell(f"{item['ms']:.1f}", item["ms"]))
@@ -226,11 +227,12 @@ def _stages(page: Mapping[str, Any]) -> Section | None:
     stages = page["stages"]
     if not stages["stages"]:
         return None
+    diff = DiffView(stages, "Lines of the graph, compared with the stage before")
     return Section(
         "Graph",
         "The graph after each pass",
-        (DiffView(stages, "Lines of the graph, compared with the stage before"),),
-        "A line for each node. Passes that changed nothing are left out, unchanged lines folded.",
+        (_passes(page), diff),
+        "What each pass says and changed; then a line for each node, unchanged ones folded.",
         prints_open=False,
     )
 

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ import torch
 from torch import nn
 
 import cocodiff_compile
+from cocodiff_compile.compiler.compile_graph import compile_graph
+from cocodiff_compile.compiler.generated_order import graph_kinds
+from cocodiff_compile.config import CompileConfig
+from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.report.compile_page import graph_sections
 from cocodiff_compile.report.rank_page import RankPage
@@ -73,6 +77,14 @@ def test_the_timeline_holds_both_orders_and_what_each_exchange_is_exposed_for(
     assert sorted(set(roles)) == ["K", "O", "Q", "V"]
 
 
+def test_waits_carry_what_they_wait_for(planted: Path) -> None:
+    timeline, _ = blobs_of((planted / "explained.html").read_text())
+    tasks = timeline["charts"][1]["tasks"]
+    waits = [n for n, started in enumerate(tasks["of"]) if started >= 0]
+    assert waits
+    assert all(tasks["role"][n] == tasks["role"][tasks["of"][n]] for n in waits)
+
+
 def test_the_data_are_plain_and_hold_the_graph_before_and_after(planted: Path) -> None:
     (graph,) = json.loads((planted / "explained.json").read_text())["graphs"]
     assert graph["summary"]["declined"]
@@ -106,7 +118,9 @@ def test_all_graphs_of_a_rank_are_on_its_page(tmp_path: Path) -> None:
     cocodiff_compile.explain(TwoGraphs().eval(), torch.ones(1, 4, WIDTH), options=options)
     text = (tmp_path / "rank_001" / "index.html").read_text()
     assert "cocodiff: rank 1" in text
-    names = re.findall(r'<option value="(\d)"[^>]*>(\d): [^<]*, attentions: (\d)', text)
+    names = re.findall(
+        r'<option value="(\d)"[^>]*>(\d): [^<]*, attentions: (\d), problems: \d', text
+    )
     assert names == [("0", "0", "1"), ("1", "1", "1")]
     assert len(blobs_of(text)) == 4, "a timeline and a diff for each graph"
 
@@ -133,6 +147,44 @@ def test_what_becomes_known_later_is_added(tmp_path: Path) -> None:
     page.update(graph.number, graph.page["kind"], lost_order=True)
     assert "order not kept" in page.file.read_text()
     page.update(graph.number + 1, "another", lost_order=True)  # of no graph on this page
+
+
+_CALLS = {
+    "wait": "torch.ops._c10d_functional.wait_tensor.default(",
+    "all_to_all_single": "torch.ops._c10d_functional.all_to_all_single.default(",
+    "matmul": "extern_kernels.mm(",
+    "attention": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(",
+}
+
+
+class _Backwards:
+    """Stands in for generated code that runs all calls of a graph, the last one first."""
+
+    _boxed_call = True
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        calls = [f"    {_CALLS[kind]})" for kind in reversed(graph_kinds(gm.graph))]
+        self.source_code = "\n".join(["def call(args):", *calls])
+        self.gm = gm
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.gm(*args)
+
+
+@pytest.mark.usefixtures("ranks", "without_gradients")
+def test_an_order_that_generated_code_does_not_keep_is_a_problem(tmp_path: Path) -> None:
+    config = CompileConfig.from_options({"debug_dir": str(tmp_path)})
+    device = device_kind("cpu").guess
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        def generate(made: torch.fx.GraphModule, *_: Any, **_options: Any) -> Any:
+            return _Backwards(made)
+
+        return compile_graph(gm, inputs, config, generate, device=device)
+
+    torch.compile(Block().eval(), backend=backend)(torch.ones(1, 64, WIDTH))
+    page = (tmp_path / "rank_001" / "index.html").read_text()
+    assert "Inductor did not keep the new order" in page
 
 
 @pytest.mark.usefixtures("ranks")
@@ -184,6 +236,25 @@ def test_a_denoising_run_writes_its_steps_to_the_page(tmp_path: Path) -> None:
     assert sum(sent["values"][0]) == pytest.approx(total), "one layer sends all"
     assert lost["values"][0][:3] == [item.losses[0] for item in run.history[:3]]
     assert lost["values"][0][3] is None, "the caches of a picture are freed behind its last step"
+
+
+@pytest.mark.usefixtures("ranks", "without_gradients")
+def test_losses_are_those_of_their_attention(tmp_path: Path) -> None:
+    """The second block sends what coding hardly loses anything of: heads that are all alike."""
+    options = {
+        "v_major": {"policy": "adaptive", "only_if_faster": False},
+        "debug_dir": str(tmp_path),
+    }
+    blocks = nn.Sequential(Block(), Block()).eval()
+    for part in blocks[1].to_qkv:
+        nn.init.zeros_(part.weight)
+    model = torch.compile(blocks, backend="cocodiff_eager", dynamic=False, options=options)
+    with cocodiff_compile.denoising(num_steps=4) as run:
+        for _ in range(4):
+            model(torch.randn(1, 4, WIDTH))
+            run.step()
+    first, second = run.history[1].losses
+    assert second < first / 3
 
 
 def test_v_major_without_a_loss_says_which_policy_measures_it() -> None:

@@ -30,13 +30,13 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return page
 
 
-def _explained(model: nn.Module, folder: Path, **options: Any) -> dict[str, Any]:
+def _explained(model: nn.Module, folder: Path, tokens: int = 5, **options: Any) -> dict[str, Any]:
     torch._dynamo.reset()
     (folder / "slow.yaml").write_text(SLOW)
     with fake_ranks(4):
         explanation = cocodiff_compile.explain(
             model.eval(),
-            torch.ones(2, 5, hw.WIDTH),
+            torch.ones(2, tokens, hw.WIDTH),
             options={"topology": str(folder / "slow.yaml"), **options},
         )
     (graph,) = explanation.graphs
@@ -78,6 +78,23 @@ def test_packed_exchanges_are_to_be_parted(tmp_path: Path) -> None:
     assert page["summary"]["sites"][0]["packed"]
     (exposed, *_) = _of_kind(page, "exchange exposed")
     assert any("Exchange Q, K and V each by itself" in item for item in exposed.remedies)
+
+
+def test_an_order_that_takes_too_much_memory_is_a_note(tmp_path: Path) -> None:
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = hw.Block(), hw.Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.one(x) + self.other(x)
+            return out
+
+    page = _explained(Parallel(), tmp_path, tokens=64, topology="flat")
+    (note,) = _of_kind(page, "pass declined")
+    assert note.severity == "note"
+    assert "times the memory: left as captured" in note.reason
+    assert "memory alive" in note.remedies[0]
 
 
 def test_turned_off_ordering_is_told(tmp_path: Path) -> None:
