@@ -81,6 +81,7 @@ def _settings(parsed: argparse.Namespace, share: int | None) -> QualitySettings:
         batch=parsed.batch,
         share=share,
         ready_steps=3,
+        chunks=False,
         trials=1,
         is_profiled=True,
         debug_dir=str((parsed.out / "compile").absolute()),

@@ -35,7 +35,8 @@ from cocodiff_compile.lab.quality.small_dit import (
 from cocodiff_compile.ranks.agreement.all_ranks import gathered, largest
 from cocodiff_compile.v_major.denoising import StepRecord
 
-_PLAIN = {"v_first": False, "tapa": "off", "head_chunks": 1, "token_chunks": 1}
+_UNCUT = {"head_chunks": 1, "token_chunks": 1}
+_PLAIN = {"v_first": False, "tapa": "off", **_UNCUT}
 """Options where time is not measured: the exact passes change no value, but compile long."""
 _RANGE = 2.0
 """The range of pixel values, which lie in -1..1."""
@@ -115,10 +116,17 @@ def _compiled(settings: QualitySettings, name: str) -> Callable[..., Any]:
             "shard": {"min_gain": 0},
             "v_major": v_major_of(name),
             "debug_dir": str(Path(settings.debug_dir) / name) if settings.debug_dir else None,
-            **({} if settings.share or name == PASSES else _PLAIN),
+            **({} if name == PASSES else _plain(settings)),
         },
         isolate_recompiles=True,
     )
+
+
+def _plain(settings: QualitySettings) -> dict[str, Any]:
+    """Returns the options of lossy variants that save compiling."""
+    if not settings.share:
+        return _PLAIN
+    return {} if settings.chunks else _UNCUT
 
 
 def _run(variant: _Variant, settings: QualitySettings, seed: int) -> float:

@@ -65,6 +65,8 @@ class QualitySettings:
     weights: str = ""
     ready_steps: int = 0
     """How many steps of a variant are drawn so that all it needs is compiled; 0: a whole run."""
+    chunks: bool = True
+    """Whether lossy variants may cut heads and tokens into chunks, which takes long to compile."""
     trials: int = MAX_TRIALS
     """How many link rates are tried to find the one with the wanted share."""
     is_profiled: bool = False
