@@ -33,11 +33,15 @@ class Case:
     change: Callable[[Any], None]
     dtype: torch.dtype = torch.float32
     token_chunks: int = 2
+    sites: int = 2
+    """The attentions of all graphs. Blocks that hooks keep apart hand each other shares from the
+    second call on: the second block is compiled once more for that.
+    """
 
 
 CASES = {
     "model offload": Case(offload_by_model),
-    "group offload": Case(offload_by_group),
+    "group offload": Case(offload_by_group, sites=3),
     "autocast": Case(_plain, torch.bfloat16, token_chunks=1),
     "autocast, tokens in chunks": Case(_plain, torch.bfloat16),
 }
@@ -76,4 +80,4 @@ def test_compiled_ranks_compute_what_inductor_computes(name: str) -> None:
     for result in run_local_ranks(_run, 2, name, timeout_s=800):
         assert result["off inductor by"] <= (ONE_ROUNDING if name == ROUNDED_DIFFERENTLY else 0)
         assert result["off by"] <= (5e-2 if "autocast" in name else INDUCTOR_ERROR)
-        assert result["sites"] == 2
+        assert result["sites"] == CASES[name].sites
