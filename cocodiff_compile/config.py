@@ -64,6 +64,11 @@ class ShardOptions:
         group, gain = given.get("group"), given.get("min_gain", cls.min_gain)
         if isinstance(group, torch.distributed.device_mesh.DeviceMesh) and group.ndim == 1:
             group = group.get_group()
+        if group == torch.distributed.GroupMember.NON_GROUP_MEMBER:
+            raise UserError(
+                "option shard['group'] of backend 'cocodiff': this rank is not in that group; "
+                "compile with it on the ranks of the group, and without it on this one"
+            )
         if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
             raise _refuse("shard['group']", group, "a process group, or a mesh of one dim")
         degree = given.get("degree")

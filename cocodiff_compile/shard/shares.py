@@ -123,4 +123,4 @@ def _goes_by_heads(attention: FusedAttention, queries: Cut, keys: Cut) -> bool:
     in_order = all(
         len(cut.segments) == 1 and cut.segments[0] % num_ranks == 0 for cut in (queries, keys)
     )
-    return in_order or not attention.placed_by
+    return in_order or (op.has_independent_queries and not attention.placed_by)

@@ -270,6 +270,7 @@ def test_tokens_are_shared_out_if_asked_for() -> None:
     [
         ("heads", "allowed: None, 'tokens', or a dict with text keys"),
         ({"ranks": 2}, "unknown key 'ranks' in option 'shard'"),
+        ({"group": -100}, "this rank is not in that group"),  # what new_group returns there
         ({"degree": 0}, "allowed: None, or a whole number from 1"),
         ({"compare": "never"}, "allowed: 'first', 'all'"),
         ({"group": "world"}, "allowed: a process group, or a mesh of one dim"),

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-import cocodiff_compile
 from cocodiff_compile.decide.shared_nodes import choose_sharing
 from cocodiff_compile.ir.aten import ALL_GATHER, value_of
 from cocodiff_compile.ir.records import Recognition
@@ -121,36 +119,3 @@ def test_shares_of_such_numbers_do_not_leave_their_graph() -> None:
     output = gm.graph.output_node()
     assert [*output.meta[KEPT_SHARES]] == [0]
     assert [value_of(node).shape[1] for node in output.all_input_nodes] == [6, TOKENS]
-
-
-class _FewBits(nn.Module):
-    """Attends with numbers that an exchange may not carry."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).to(torch.float8_e4m3fn).unflatten(-1, (3, 8, -1)).unbind(2)
-        return x + torch.ops.tests.attend_few_bits(q, k, v).flatten(2)
-
-
-@torch.library.custom_op("tests::attend_few_bits", mutates_args=())
-def _attend_few_bits(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    roles = (item.float().transpose(1, 2) for item in (query, key, value))
-    return functional.scaled_dot_product_attention(*roles).transpose(1, 2).contiguous()
-
-
-@_attend_few_bits.register_fake
-def _shape_of_few_bits(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    del key, value
-    return query.new_empty(query.shape, dtype=torch.float32)
-
-
-def test_keys_that_no_exchange_carries_are_gathered() -> None:
-    roles = {"query": "query", "key": "key", "value": "value"}
-    cocodiff_compile.register_attention(torch.ops.tests.attend_few_bits, layout="BSHD", **roles)
-    torch.manual_seed(0)
-    found = examine("few bits", _FewBits().eval(), {"x": torch.randn(2, TOKENS, WIDTH)}, RANKS)
-    assert found.modes == {"cross": 1}
-    assert found.error < 1e-5
