@@ -154,8 +154,8 @@ def test_a_block_takes_shares_of_its_own_ranks_only(
 
 
 def test_what_is_made_on_another_device_is_moved_as_a_whole() -> None:
-    """As positions, which a pipeline makes on the CPU."""
     """Pipelines make positions on the CPU, and models move them."""
+
     def model(places: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         moved = aten._to_copy(torch.cat([places.sin(), places.cos()], -1), device=x.device)
         q, k, v = ((x + moved) @ weight).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4).unbind()
