@@ -17,10 +17,11 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 TOP_PAGES = {
     "README.md": "index.md",
+    "examples/README.md": "examples.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""The pages that are made of files at the top of the repository."""
+"""The pages that are made of files outside of docs/."""
 
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 """The target of a link or a picture, without its anchor."""
