@@ -54,7 +54,7 @@ test-faults: $(STAMP)
 
 # Pages in a browser; as root it installs Debian's chromium if there is none.
 test-page: $(STAMP)
-	command -v chromium chromedriver > /dev/null || (apt-get update && \
+	(command -v chromium && command -v chromedriver) > /dev/null || (apt-get update && \
 		apt-get install -y --no-install-recommends chromium chromium-driver)
 	$(BIN)/python -m pytest tests/page
 

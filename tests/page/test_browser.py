@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with fake_ranks(2):
         model, x = Block().eval(), torch.ones(1, 4, WIDTH)
         first = cocodiff_compile.explain(model, x)
-        second = cocodiff_compile.explain(model, torch.ones(1, 8, WIDTH))
+        second = cocodiff_compile.explain(model, torch.ones(1, 64, WIDTH))
         both = type(first)((*first.graphs, *second.graphs))
     both.write_page(folder / "two.html")
     _run_v_major(folder / "run")
@@ -150,6 +150,27 @@ def test_the_timeline_zooms_and_picks_by_keyboard(page: Any) -> None:
     assert text_of(page, ".detail") != detail
     press(page, "canvas.chart", "\ue00c")  # escape
     assert "pick one with the arrow keys" in text_of(page, ".detail")
+
+
+def test_what_hides_what_is_told_both_ways(browser: Any, files: Path) -> None:
+    """An exchange hides behind what hides it, in both timelines."""
+    open_page(browser, files / "two.html")
+    found = browser.execute_async_script("""
+      const done = arguments[0];
+      unpack('d1-0').then((data) => done(data.charts.map((given) => {
+        const chart = new Chart(given), pairs = [];
+        chart.kinds.forEach((kind, span) => {
+          if (kind !== 'exchange') return;
+          for (const [work] of chart.beside(span)) {
+            const back = chart.beside(work).map((item) => item[0]);
+            pairs.push([chart.isWork(work), back.includes(span)]);
+          }
+        });
+        return pairs;
+      })));""")
+    assert len(found) == 2
+    assert found[1], "something hides"
+    assert all(is_work and is_back for pairs in found for is_work, is_back in pairs)
 
 
 def test_the_mouse_shows_zooms_and_moves(page: Any) -> None:

@@ -93,7 +93,7 @@ class Chart {
       for (let at = this.search(row, begin); at < spans.length && this.begin[spans[at]] < end; at++) {
         const other = spans[at];
         const shared = Math.min(end, this.begin[other] + this.lasts[other]) - Math.max(begin, this.begin[other]);
-        if (wanted(other) && shared > this.lasts[span] / 500) found.push([other, shared]);
+        if (wanted(other) && shared > Math.min(this.lasts[span], this.lasts[other]) / 500) found.push([other, shared]);
       }
     });
     return found.sort((a, b) => b[1] - a[1]);

@@ -246,7 +246,6 @@ class TimelineView {
     const style = getComputedStyle(document.documentElement);
     const known = {};
     const color = (name) => (known[name] ??= style.getPropertyValue("--" + name).trim());
-    const related = this.picked ? this.picked.chart.related(this.picked.span) : new Set();
     let top = RULER;
     for (const chart of this.charts) {
       chart.top = top;
@@ -256,7 +255,8 @@ class TimelineView {
     if (!pen) return;
     this.ruler(pen, color, top);
     for (const chart of this.charts) {
-      chart.paint(pen, color, this, this.picked && this.picked.chart === chart ? this.picked.span : -1, related);
+      const picked = this.picked && this.picked.chart === chart ? this.picked.span : -1;
+      chart.paint(pen, color, this, picked, picked < 0 ? new Set() : chart.related(picked));
     }
     this.paintOverview(color);
     this.range.textContent = `${time(this.from)} to ${time(this.to)} of ${time(this.end)}`;
