@@ -55,7 +55,7 @@ def spread(graph: Graph, group: str, num_ranks: int) -> dict[Node, Cut]:
 def is_of_group(whole: Node, group: str, num_ranks: int) -> bool:
     """Returns whether the ranks of this group hold the shares of a whole, in this order."""
     arguments = bound(whole)
-    return arguments["group"] == group and arguments["num_ranks"] == num_ranks
+    return (arguments["group"], arguments["num_ranks"]) == (group, num_ranks)
 
 
 def _query_size(node: Node) -> int:

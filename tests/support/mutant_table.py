@@ -339,6 +339,7 @@ CODE_AND_POLICY = (
 
 _ODD = "tests/values/test_shard_odd_inputs.py::test_ranks_compute_what_one_process_computes"
 _OWN = "tests/values/test_shard_tokens.py::test_models_of_ones_own_become_ulysses"
+_MEMORY = "tests/values/test_shard_gathers.py::test_a_reader_of_memory_sees_the_memory_of_the_model"
 _USED = "tests/ranks/test_token_shares.py::test_a_share_is_used_like_the_whole"
 
 SHARES = (
@@ -370,6 +371,51 @@ SHARES = (
         "    if whole is rows or",
         "    first, last = 0, 0\n    if whole is rows and",
         ("tests/values/test_op_rules.py::test_rows_are_written_at_their_own_places",),
+    ),
+    Mutant(
+        "what is gathered lies in memory as it comes",
+        "cocodiff_compile/shard/emit_shares.py",
+        "emit_dense_like(self.graph, self._gather(node), node)",
+        "self._gather(node)",
+        (f"{_MEMORY}[a view of permuted dims]", f"{_MEMORY}[strides of a sum]"),
+    ),
+    Mutant(
+        "a view is gathered whose memory is looked at",
+        "cocodiff_compile/shard/gathers.py",
+        "    if node in looked_into and (has_gaps or _is_view(node)):",
+        "    if node in looked_into and has_gaps and _is_view(node) and spans[0] == (0, 0):",
+        (f"{_MEMORY}[rows before those]", f"{_MEMORY}[an op nobody knows]"),
+    ),
+    Mutant(
+        "shares of other ranks are taken",
+        "cocodiff_compile/shard/spread.py",
+        "== (group, num_ranks)",
+        '!= ("", 0)',
+        (
+            "tests/values/test_shard_tokens.py::test_a_block_takes_shares_of_its_own_ranks_only"
+            "[columns-4-False]",
+        ),
+    ),
+    Mutant(
+        "queries that depend on each other are put in another order",
+        "cocodiff_compile/shard/shares.py",
+        "    return in_order or (op.has_independent_queries and not attention.placed_by)",
+        "    return in_order or not attention.placed_by",
+        (
+            "tests/values/test_shard_attentions.py::"
+            "test_queries_that_depend_on_each_other_stay_in_their_order[7-21]",
+        ),
+    ),
+    Mutant(
+        "a model may draw random numbers",
+        "cocodiff_compile/decide/shared_nodes.py",
+        "        return parse_fused_attention(node).has_dropout\n"
+        "    return torch.Tag.nondeterministic_seeded in node.target.tags",
+        "        return False\n    return False",
+        (
+            "tests/values/test_shard_odd_inputs.py::"
+            "test_a_model_that_draws_random_numbers_is_declined",
+        ),
     ),
     Mutant(
         "a minimum cut of rounded times",
