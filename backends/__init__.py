@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry points for torch.compile."""
 
 if __name__ != "cocodiff_compile.backends":

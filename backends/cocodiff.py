@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The entry point of `torch.compile(model, backend="cocodiff")`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`torch.compile(model, backend="cocodiff_eager")`: every pass, no code generation.
 
 For whoever debugs a pass: options, reports, agreement of ranks and process groups are those of

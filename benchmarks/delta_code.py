@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmark of the time that coding takes per element, for the sender and the receiver, in the code
 that Inductor generates, beside a plain copy. It runs in one thread on what one of 2 ranks
 exchanges: 148 tokens of 8 samples, 2 heads of 32 elements for each rank.

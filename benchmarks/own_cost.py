@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmark of the compiler itself: time and memory of a cold compile, Inductor alone and ours.
 
     make bench-own-cost

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmark of pages: FLUX at its published size, with 57 blocks, over two nodes of eight.
 
 The model exists in shapes only (fake tensors), on a fake group of 16 ranks; times of computing are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmark of what it costs to hold Inductor to the order of a graph, and of what is lost without.
 
     make bench-pins

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmark of recognition: its time on SD3 graphs of 12, 24 and 48 layers (fake group of 4 ranks).
 
 make bench-recognize

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmark of shard-tokens: its time on FLUX at its published size, with 10 to 57 blocks.
 
 The model exists in shapes only (fake tensors), on a fake group of 8 ranks.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links on which exchanges take about as long as the computation of a guessed CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flat, phased and chosen exchanges over local gloo ranks, interleaved in one run.
 
     make bench-tapa

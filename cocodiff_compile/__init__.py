@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A torch.compile backend for Ulysses-parallel diffusion transformers.
 
 torch.compile(model, backend="cocodiff", options={"shard": "tokens"})

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports every private torch API that this project uses; no other module does.
 
 `tests/project/test_compat.py` holds one test per name, so that a new torch shows what moved. They

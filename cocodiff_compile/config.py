@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns `torch.compile(..., options={...})` and `COCODIFF_*` variables into one frozen
 `CompileConfig`.
 

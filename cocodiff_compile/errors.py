@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines the errors that a user sees, such that they pass through torch.compile unwrapped.
 
 Dynamo wraps what a backend raises into ``BackendCompilerFailed``, which hides the type. It does not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads values that a user gives, in options or files, as plain numbers and text, and shows them in
 error messages.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logs messages once per process, however many graphs are compiled."""
 
 from __future__ import annotations

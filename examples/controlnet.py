@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws a picture with FLUX along the edges of another one, by a ControlNet.
 
     torchrun --nproc-per-node 4 examples/controlnet.py --edges canny.png --out picture.png

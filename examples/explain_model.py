@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains on one machine what the backend would do with a model on several ranks (default: 12).
 
     python examples/explain_model.py [MODEL] [RANKS] [FILE]

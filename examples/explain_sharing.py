@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains on one machine what ranks would share out of a plain model (default: flux, 4 ranks).
 
     python examples/explain_sharing.py [MODEL] [RANKS] [MIN_GAIN] [FOLDER]

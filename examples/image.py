@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws a picture with FLUX, Qwen-Image or Stable Diffusion 3, its tokens shared out over ranks.
 
     torchrun --nproc-per-node 4 examples/image.py --model qwen-image --out lighthouse.png

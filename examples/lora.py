@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws pictures with FLUX and a LoRA that is not merged into the weights, at several strengths.
 
     torchrun --nproc-per-node 4 examples/lora.py --weights XLabs-AI/flux-RealismLora --out full.png

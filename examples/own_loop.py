@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A denoising loop of one's own, in which exchanges carry what changed since the last step (lossy).
 
     torchrun --nproc-per-node 4 examples/own_loop.py --out lighthouse.png

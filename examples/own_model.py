@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles a diffusion transformer of one's own, which no library knows: nothing but torch in it.
 
     torchrun --nproc-per-node 4 examples/own_model.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flags, times and checks that the example scripts have in common; nothing of it is cocodiff's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains the small model that quality is judged by: about 25 minutes on two cores.
 
     python examples/train_small_dit.py [--steps N] [--out FILE]

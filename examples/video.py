@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a video with Wan, its tokens shared out over all ranks.
 
     torchrun --nproc-per-node 8 examples/video.py --out lighthouse.gif

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The passes: one file each, which applies what was decided and decides nothing."""
 
 if __name__ != "cocodiff_compile.passes":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """chunk-heads: run an attention and its exchanges per group of local heads.
 
 Needs     recognised sites; how many chunks each is to be cut into.

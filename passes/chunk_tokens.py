@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """chunk-tokens: run what lies between attentions per chunk of this rank's tokens.
 
 Needs     recognised sites, in chunks of heads or not; in how many chunks tokens are to be cut.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recognize-ulysses: find every Ulysses attention of a graph.
 
 Needs     a functional ATen inference graph with values on its nodes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """schedule-v-first: order a graph so that exchanges hide behind computation.
 
 Needs     the graph as it will be compiled: chunks and phases are there. The order of its matmuls,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """select-v-major: send what changed since the last denoising step, compressed.
 
 Needs     recognised sites, head and token chunks already cut, no phases yet; the payload of a step,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shard-tokens: make Ulysses out of a plain model, each rank of which would compute the same.
 
 Needs     a functional ATen inference graph with values on its nodes and sizes that are numbers, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """split-projections: give V, Q and K projections of their own where one GEMM makes them together.
 
 Needs     recognised sites.

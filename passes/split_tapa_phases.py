@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """split-tapa-phases: run an exchange in phases along the axes of the machine.
 
 Needs     for every Ulysses group a machine that it fills, with this rank's group for every set of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of all tests, and what several of them start from."""
 
 from __future__ import annotations

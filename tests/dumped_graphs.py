@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the graph after every pass for many models, and compares two such folders.
 
     python -m tests.dumped_graphs write FOLDER        with the code of this checkout

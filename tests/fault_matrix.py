@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the rows of `fault_rank` on real ranks: when each rank ends, how, and what it says.
 
 `python -m tests.fault_matrix docs/faults.md` writes the table of all rows.

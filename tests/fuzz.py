@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every pass on many random models: `python -m tests.fuzz --count 1000`, or `make fuzz`.
 
 Prints each model on which a pass crashed or changed a value, with its seed, and at the end how many

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says which source files lack the line that names the licence: `python -m tests.licence_headers`.
 
 With `--fix` the line is put at the head of each of them, below a line that names an interpreter.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sabotages the code, one place at a time, and asks the tests: `python -m tests.mutants`.
 
 Each mutant drops a guard, swaps two groups or is off by one, in a copy of the tree; the tests named

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints which package imports which, as it stands in docs/architecture.md.
 
 python -m tests.package_graph

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Takes the pictures of docs/read_a_report.md: FLUX over two nodes, light and dark.
 
 python -m tests.page_screenshots [FOLDER]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a wheel and an sdist, and tries each in an empty environment: what a release would be.
 
     python -m tests.release_check [--only wheel|sdist|files] [--keep FOLDER]

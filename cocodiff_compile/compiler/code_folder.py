@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder that Inductor writes its code to.
 
 On a rank where it cannot be written every compile would fail, and with it those of all others. Such

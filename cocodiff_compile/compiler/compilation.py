@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes the compilation of one captured graph: what was asked for, and how code is made."""
 
 from __future__ import annotations

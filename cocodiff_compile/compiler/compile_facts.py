@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States the facts of a compile that must be the same on every rank of a group, for comparison."""
 
 from __future__ import annotations

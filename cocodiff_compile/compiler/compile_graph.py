@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles one graph that Dynamo captured.
 
 Inductor does its pre-grad, AOT and joint-graph work, hands us the functional ATen graph of an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles without generating code and without computing: for `explain`, and for whole scripts.
 
 What stands in for a compiled graph returns zeros of the right shapes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes one graph down while it is compiled: into `debug_dir`, into the trace, on a page."""
 
 from __future__ import annotations

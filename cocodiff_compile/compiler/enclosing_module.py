@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the model that a compiled block is called in, and ends its shares where its call ends.
 
 Blocks that are compiled one by one hand shares to each other (`shard/token_share.py`). What leaves

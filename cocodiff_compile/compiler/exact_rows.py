@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tries, op by op, whether a device computes a row alike whatever rows stand beside it.
 
 Libraries choose kernels by shape, and another kernel may sum in another order: MKL multiplies few

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains what the backend would do with a model, without generating its code."""
 
 from __future__ import annotations

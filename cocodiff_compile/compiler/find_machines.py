@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the machine under each Ulysses group of a graph, as the option `topology` says."""
 
 from __future__ import annotations

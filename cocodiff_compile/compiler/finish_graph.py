@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finishes a compile: orders the graph, reports what was done, and generates its code."""
 
 from __future__ import annotations

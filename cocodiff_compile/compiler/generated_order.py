@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads off generated code whether it keeps the order of its graph.
 
 Only what code generation leaves recognisable is compared: collectives, waits and attentions, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets ranks agree on one graph, in rounds, if there are ranks to agree with."""
 
 from __future__ import annotations

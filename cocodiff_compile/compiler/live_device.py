@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures what a rank computes with: a matmul, an attention and an activation, a few times each.
 Of all times the lower quartile counts: what others do on the machine only adds to them. Where ranks
 outnumber the cores each gets a share of that, and one that sends by its own processor computes less

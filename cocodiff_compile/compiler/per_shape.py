@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles a graph with symbolic sizes once for every set of sizes that it is called with.
 
 Shares of ranks are cut at numbers. Where Dynamo captures a graph for any size, which it does when a

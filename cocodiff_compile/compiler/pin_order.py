@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes Inductor keep the order of a graph: it fuses and reorders in its own order otherwise.
 
 Runs as Inductor's last pass over the graph. What has a place of its own in a schedule is made to

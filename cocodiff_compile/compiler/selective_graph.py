@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles one captured graph once per kind of denoising step, when that is first needed.
 
 Attentions are cut the same way for all kinds, so that all remember the same tensors.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares the tokens of a plain model out: with whom, by what costs, and the rank as an input.
 
 What is shared out is decided by guesses about the machine, not by measurements: every rank decides

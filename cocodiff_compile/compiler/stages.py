@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists the stages that a graph goes through, in order, and what each of them chooses.
 
     shard       shard-tokens, if it is asked for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refuses blocks that write to a share they are given.
 
 The caller of a block would see what it writes to its input. Where the input is a share, the block

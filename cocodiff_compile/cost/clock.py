@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program in some order: one compute stream, and links that carry one exchange after the
 other. The list scheduler decides by this clock, and `cocodiff simulate` takes its times from it.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says what ops and collectives cost where a graph will run, the same numbers on every rank."""
 
 from __future__ import annotations

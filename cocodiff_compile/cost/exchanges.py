@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimates an all-to-all along some axes of a machine: the only file that says how long exchanges
 take and how ranks share links. Pure functions of numbers.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimates what one node of a graph computes and moves, and how long that takes: the only file
 that counts FLOPs and bytes of ops, those of attentions by `ir/attention_ops.py`. Symbolic
 sizes count as first compiled.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the cheapest phases for an exchange. Pure functions of the topology and the size, so that
 every rank that agrees on those agrees on the plan.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes a rank's program as tasks: what computes, starts an exchange, or waits for one.
 
 Pure data, in the order the program was captured in, so that schedules can be made and judged

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records who did what when in one step of one rank, be it estimated, simulated or measured."""
 
 from __future__ import annotations

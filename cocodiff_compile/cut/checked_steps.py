@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks what heads, tokens and selected rows ask for beyond the rules of the table.
 
 Heads keep their number and stay in equal chunks, sizes around them may be symbolic, and a matmul

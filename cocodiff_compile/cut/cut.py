@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes how a tensor is cut into chunks along one of its dims.
 
 A `Cut` says that a dim is [outer, elements], and that the elements of each of the `outer` blocks

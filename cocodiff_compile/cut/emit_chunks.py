@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emits nodes of a graph chunk by chunk, as their steps say.
 
 A chunk of a node reads its chunk of each input that is cut, its part of what is aligned with

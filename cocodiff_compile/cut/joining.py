@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps parts of a tensor, and what is joined from them, in the order the whole has in memory.
 
 `cat` returns a contiguous tensor. Where the whole was a permuted view, a matmul that reads the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules by which a cut passes an op: where the chunks of its result lie, and which operands it
 reads chunk by chunk.
 

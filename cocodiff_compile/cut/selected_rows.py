@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes a part of a graph for some of its rows only: those that were selected.
 
 Rows are followed as tokens are, in two chunks, those selected and the rest, of which only the first

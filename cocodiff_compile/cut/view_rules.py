@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules for ops that move the elements of one tensor: where its chunks lie behind them.
 
 Each takes the cut of the operand, the operand and the node, and returns the cut of the node. It

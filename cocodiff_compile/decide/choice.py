@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A choice between rewrites, and what is said of it."""
 
 from __future__ import annotations

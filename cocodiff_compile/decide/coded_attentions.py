@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides which attentions V-Major codes: those that gain time by it, as far as memory allows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimates whether coding an attention's exchanges saves more time on the links than it takes."""
 
 from __future__ import annotations

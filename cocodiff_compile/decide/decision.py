@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records what was decided for one graph, as plain values to print, compare and save."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads and writes files of decisions, so that a later start needs no probing and no search.
 
 A file holds the decision for each graph, and with V-Major for each kind of denoising step. It is

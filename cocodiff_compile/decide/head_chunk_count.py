@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides how many head chunks each attention gets, on tasks as they would be with such chunks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets how much a rewrite must gain before it is chosen, and what is tried."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides on an order of the graph that hides exchanges behind computation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides in which phases each exchange runs: the cheapest ones, by the machine and the size."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports what of a graph is shared out and what is whole, why, and what passes between the two.
 
 It looks at every node and every reader once. It must be asked before shard-tokens rewrites the

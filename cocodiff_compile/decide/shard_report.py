@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds what was decided about sharing tokens out, as plain data for tables, drawings and pages."""
 
 from __future__ import annotations

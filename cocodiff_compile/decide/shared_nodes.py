@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses which nodes ranks share out, by a minimum cut between what is shared and what is whole.
 
 A node costs its time as a whole, or a share of it and, for a Ulysses attention, its exchanges. A

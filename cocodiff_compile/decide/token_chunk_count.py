@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides whether tokens are cut into chunks, and from which attentions on."""
 
 from __future__ import annotations

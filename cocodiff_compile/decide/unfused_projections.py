@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides whether Q, K and V get GEMMs of their own where one makes them together.
 
 Where V's exchange cannot start early enough to matter, one large GEMM is as good.

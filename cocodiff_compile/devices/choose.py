@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses the device that a rank computes on, and the transport that its ranks communicate over.
 
 The device is the one asked for, else CUDA, else XPU, else the CPU. The transport is the one asked

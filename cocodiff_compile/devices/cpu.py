@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes ranks on CPUs that communicate over gloo, whose threads send while a rank computes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes NVIDIA GPUs over NCCL. It was never run: all figures are from documents and source."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimates how long a kernel takes on the device of one rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs collectives over gloo for tensors of a device that gloo does not support.
 
 It serves machines whose device has no transport of its own, and only on request: a collective waits

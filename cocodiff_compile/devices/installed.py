@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records what this Python and this machine have: the devices that torch sees, the process-group
 backends it was built with, and legacy packages.
 

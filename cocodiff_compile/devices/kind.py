@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines what the compiler needs to know of a kind of device; `cpu.py`, `cuda.py` and `xpu.py`
 hold one value each.
 

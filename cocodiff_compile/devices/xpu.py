@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes Intel GPUs over torch's own xccl, or the legacy oneCCL bindings where they fit this
 torch.
 

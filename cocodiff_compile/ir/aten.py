@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ATen ops this project reads and writes, by identity; their arguments by name.
 
 Everything else asks `bound`, `slice_of`, `step_layout` and friends for the arguments of an op, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops that compute an attention by themselves, one record each.
 
 Recognition, cuts, costs and the check of generated code ask `attention_op`. To support another op,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads collectives from a graph: which there are, what they exchange, and who waits for them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A short text that tells captured graphs apart, the same on every rank and in every process."""
 
 from __future__ import annotations

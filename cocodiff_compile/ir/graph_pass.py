@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines what a pass is, and what it returns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts the ops of a plain function of tensors into a graph, as they look there: ATen, decomposed
 the way Inductor wants them, with values and provenance.
 """

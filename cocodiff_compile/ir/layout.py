@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Follows where every element of a tensor comes from through views, permutes and copies.
 
 A tensor is a list of dims, a dim a list of factors, outermost first. A `Factor` remembers the dim

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells where in the model a node comes from. It is a hint for people: nothing is decided by it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Concatenations of parts of one tensor: of all parts, which is a transpose written with lists, or
 of some, where padding is dropped.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pointwise ops: each element of the result depends on one element of every operand.
 
 They are listed by name. torch's tag `pointwise` is no substitute: `aten.equal`, which returns one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records what recognition finds. Shapes: B batch, S tokens per rank, N = P*S tokens,
 H heads, h = H/P heads per rank, D head size, P ranks of the Ulysses group.
 """

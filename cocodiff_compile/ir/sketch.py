@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy of a graph to try something on, at a small part of what the graph itself would take.
 
 All values of one layout are one tensor, and what an op makes of them is asked once, however many

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implements `cocodiff check`: denoises with a small model, eagerly in one process and compiled on
 local gloo ranks, or on those of a launcher, and compares the results.
 """

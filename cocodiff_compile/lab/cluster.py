@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emulates a cluster: network namespaces are its nodes, joined by a switch with slow ports.
 
     node 0                        switch                       node 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implements `cocodiff lab`: creates, uses and removes an emulated cluster by hand."""
 
 from __future__ import annotations

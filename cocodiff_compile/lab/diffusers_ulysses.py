@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns on diffusers' own Ulysses, to compare with and to compile what exchanges tokens already."""
 
 from __future__ import annotations

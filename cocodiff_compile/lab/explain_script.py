@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implements `cocodiff explain SCRIPT.py`: runs a script on one fake rank of many, and reports what
 the backend would do with every model that the script compiles with it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs real gloo ranks on this machine, one process each, arranged as emulated nodes."""
 
 from __future__ import annotations

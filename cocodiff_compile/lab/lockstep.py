@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs all ranks of a graph in one process, node by node: values in, values out, on every rank.
 
 Every rank runs the same graph on data of its own. A collective is a step that all ranks take

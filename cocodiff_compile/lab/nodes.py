@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one torchrun per node of an emulated cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a graph of a single all-to-all, its phases, and values that name their origin."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports the progress of long work."""
 
 from __future__ import annotations

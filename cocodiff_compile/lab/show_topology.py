@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Formats a topology as tables: axes, links, and the phases that the cost model would choose."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes inputs of diffusion transformers: seeded tensors, the same on every rank."""
 
 from __future__ import annotations

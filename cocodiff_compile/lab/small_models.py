@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds small models of public diffusion-transformer architectures, with random weights.
 
 They are real diffusers classes at a size that runs on CPU in milliseconds, for tests, the demo and

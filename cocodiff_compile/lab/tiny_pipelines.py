@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole diffusers pipelines with tiny components and random weights; text comes as embeddings."""
 
 from __future__ import annotations

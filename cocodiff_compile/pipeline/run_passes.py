@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs stages in order. Each chooses what it does to the graph and applies it; observers watch.
 
 The rules, checked before the first pass and after each one: the graph lints, every call stands for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detects the axes of a live group, the first half of `auto`, from the locations that its ranks
 report.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Provides a fake process group of any size in this process, to inspect graphs with."""
 
 from __future__ import annotations

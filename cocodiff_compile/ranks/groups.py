@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes this rank's process groups along the axes of the machine under a Ulysses group.
 
 Groups are made while a graph is compiled, before any pass, in the same order on every rank, and

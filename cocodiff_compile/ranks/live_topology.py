@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the topology of a live group: detects it, then measures it or reads it from the cache."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures how long phases take on the live group, the second half of `auto`, within a time budget.
 
 All sub-groups of a set of axes exchange at once, as they do in a real phase, and alternate with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Caches the measurements of a probe on disk, per shape of cluster.
 
 There is one JSON file per key below `$XDG_CACHE_HOME/cocodiff` (or `~/.cache/cocodiff`), in the

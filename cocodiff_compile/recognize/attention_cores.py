@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds every attention of a graph: as one fused op, or as matmul, softmax, matmul."""
 
 from __future__ import annotations

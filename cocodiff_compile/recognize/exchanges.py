@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the all-to-alls of a graph, and those around one attention."""
 
 from __future__ import annotations

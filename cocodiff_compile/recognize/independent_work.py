@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the work that the exchanges of a Ulysses attention could overlap with: work of the same
 section of the graph that neither feeds the attention nor needs its result.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains exchanges that no recognised attention touches: of something else or an unknown one."""
 
 from __future__ import annotations

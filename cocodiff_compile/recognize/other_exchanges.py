@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Declines all-to-alls that recognition does not support: ops other than `all_to_all_single`, and
 those inside of a branch or a loop. None of them can be part of a site.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the GEMMs around exchanges, and the columns of a fused one that belong to a leg."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refuses attentions with exchanges that are no Ulysses, by checks that need no layouts."""
 
 from __future__ import annotations

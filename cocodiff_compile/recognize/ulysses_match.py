@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a `UlyssesSite` from one attention and the exchanges around it, or gives the reason
 against it.
 

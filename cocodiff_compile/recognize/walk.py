@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Walks over a graph from a node up to the next matmul, attention or collective, within bounds. The
 order is breadth-first in graph order, and never depends on a set or a hash.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds Chrome traces, which https://ui.perfetto.dev opens: processes, threads and spans."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects the reports of compilations, for `explain`, the demo and tests."""
 
 from __future__ import annotations

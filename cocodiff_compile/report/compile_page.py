@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the page of a compile from the data of its graphs: `page_data.describe_page`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts records to plain data for JSON, and to tables for people. It must be called before code
 generation consumes the graph that the records refer to.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Formats what is shared out over ranks, and what is whole and why, as text.
 
 What is alike in blocks one behind the other becomes one row, so that a model of many blocks is as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws the machine under a Ulysses group, and how long the phases of exchanges keep its links
 busy, as SVG that takes its ink from the page around it.
 """

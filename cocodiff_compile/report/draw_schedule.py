@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws the estimated timeline of a step, before and after it was ordered, as a picture or a trace.
 
 The picture shows one attention in the middle of the program, from its first exchange to its last,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws what is shared out over ranks: a row per module in the order of the program, as SVG.
 
     blocks.0-18 (19)   [######################  ]  98 % of 12.1 ms   2 Ulysses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a graph as a Python file that runs: its readable code, inputs of the right shapes, and a
 fake process group in which its collectives return at once.
 """

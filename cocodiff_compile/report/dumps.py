@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines observers that record a pipeline, in a folder and in torch's structured trace."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains why exchanges stay exposed in the order that was chosen, and what would hide them."""
 
 from __future__ import annotations

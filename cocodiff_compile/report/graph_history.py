@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Remembers a graph as text while passes run, for pages that show what each of them changed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a graph as text, a line for each node, and compares two such texts.
 
 Every line begins with the name of its node, which no other has, so that comparing takes the time of

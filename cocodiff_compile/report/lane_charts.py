@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws timelines: lanes of spans, in charts below each other on one time scale."""
 
 from __future__ import annotations

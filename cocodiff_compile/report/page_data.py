@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns what is known of one compiled graph into plain data, from which its page is made. It must
 be called before code generation consumes the graph.
 """

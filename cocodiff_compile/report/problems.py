@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds in the data of a graph's page what went wrong or could go better, the worst first: what was
 declined, what stays exposed, what passes left alone. Each problem says what can be done about it.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the page of a rank, `index.html` in its folder, after every graph that it compiles."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says what a user can do about what was left alone: a remedy for each kind of reason.
 
 Reasons are sentences with values in them; a remedy is found by what such a sentence says, whatever

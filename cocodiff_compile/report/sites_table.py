@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the tables of a page that list every attention with exchanges, the declined ones too, and
 every exchange that stays exposed.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns what a rank recorded of denoising steps into plain data, for its page."""
 
 from __future__ import annotations

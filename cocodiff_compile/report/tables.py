@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Formats rows as tables of text, and bytes as people read them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows what V-Major sent in each denoising step and attention, and how much of it was lost, from
 what a rank recorded while it ran.
 """

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Orders the steps of a rank's program: tasks, an order for them, and what it saves."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimates what an order of tasks saves: times before and after, exchange by exchange."""
 
 from __future__ import annotations

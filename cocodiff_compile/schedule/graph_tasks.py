@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns a graph into tasks, and an order of tasks into an order of nodes.
 
 Matmuls, attentions, collectives and waits have a place of their own; so does what has an effect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds an order of tasks that keeps links busy behind computation: a list schedule.
 
 At each turn one task is chosen, by what is known then:

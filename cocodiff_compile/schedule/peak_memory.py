@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimates how much memory a graph takes in a given order of its nodes: weights and other inputs,
 which are there all the time, and values. What Inductor fuses away is not counted.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emits what one rank computes of a graph whose tokens are shared out.
 
 A node is computed as a whole on every rank, or each rank computes its share. Where a share is read

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says which shares can be gathered, so that no reader can tell the gathered whole from the node.
 
 What is gathered has memory of its own, without gaps, with its dims in the order of the node's. That

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Knows which models are being called that gather the shares they return.
 
 `compiler/enclosing_module.py` gives such a model two hooks, which enter and leave here. A call is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says how each rank computes its share of a node: what it reads as shares, and what as a whole.
 
 Whether that is right depends on one node alone: its rule in `cut/rules.py`, or what is said about

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Spreads cuts over a graph, from its shared inputs and the tokens of its attentions, in both
 directions.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tensor of which each rank holds a share, between blocks that are compiled one by one.
 
 A compiled block returns its shares as `TokenShare`. The next compiled block takes the share of its

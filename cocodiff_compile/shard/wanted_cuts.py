@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says, for a result that ranks share out, which operands they would have to share out as well.
 
 The inverse of `cut/rules.py`, from a result back to its operands. It only proposes: whether ranks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes a topology as ordered axes, innermost first, and the coordinates of each rank on them.
 
 Rank numbers count the innermost axis fastest, as launchers do: on Aurora (2 tiles x 6 GPUs x nodes)

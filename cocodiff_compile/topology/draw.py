@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws a topology: nested boxes of ranks, and the links that join them.
 
     ┌ node 0 ───────────────────┐

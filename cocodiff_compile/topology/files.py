@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a topology from a JSON or YAML file, checks it field by field, and converts it back.
 
     name: two-nodes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes the machine under a Ulysses group: its topology, and its process groups by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interpolates the measured time of a phase linearly between a few sizes.
 
 An affine curve (latency + bytes / speed) is reproduced exactly, and a bend caused by a cache, a

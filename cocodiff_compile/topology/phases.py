@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Enumerates the plans to run an exchange in phases along the axes of a machine.
 
 A plan is a sequence of phases; a phase is a set of axes that are exchanged at once.

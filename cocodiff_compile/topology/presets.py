@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines known machines by name, sized to a group of ranks.
 
 Figures are published ones unless noted; none was measured by this project.

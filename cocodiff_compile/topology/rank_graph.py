@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes the machine as a networkx graph of ranks, NICs and switches, and folds it into axes.
 
     rank 0 ─┐                    ┌─ rank 2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads plain data from an untrusted JSON or YAML file, bounded in size and depth, so that any file
 is read or refused within a second.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emits one exchange that caches what it carried: uncompressed, coded, or of selected tokens.
 
     uncompressed  packed -> exchange -> received        sent = packed, held = received

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Codes a tensor in few bits per element, as the difference to a reference that the receiver has
 too.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells selective exchanges to which step of which picture a call of the model belongs: `with
 denoising(pipe):`.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the option `v_major` of the compiler, `options={"v_major": {...}}`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes what the exchanges of a denoising step carry: few kinds, each compiled once."""
 
 from __future__ import annotations

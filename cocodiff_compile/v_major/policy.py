@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses the payload of each denoising step, from the step and numbers that all ranks share."""
 
 from __future__ import annotations

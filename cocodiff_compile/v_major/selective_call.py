@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls a compiled graph that has one variant of generated code per payload of a denoising step.
 
 The variant is a function of the step and of numbers that the ranks share. Ranks compare their

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restricts what an attention computes to the tokens that are sent.
 
     Q, K   projections, norms and rotations of skipped tokens are not computed, unless the

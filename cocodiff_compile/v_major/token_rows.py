@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selects, reads and writes the rows of some tokens in exchanged values [P, before, tokens,
 behind].
 

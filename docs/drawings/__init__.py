@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drawings of docs/concepts, one module each."""

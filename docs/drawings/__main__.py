@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the drawings of docs/concepts: `python -m docs.drawings`."""
 
 from __future__ import annotations

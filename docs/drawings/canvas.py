@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A drawing as SVG text: shapes on a light card, so that it reads alike on light and dark pages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws a block whole, in chunks of heads and in chunks of tokens."""
 
 from __future__ import annotations

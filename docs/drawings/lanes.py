@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws what computes and what is on the links, in lanes over time."""
 
 from __future__ import annotations

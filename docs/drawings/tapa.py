@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws one exchange of one rank, flat and in two phases."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws what each rank holds before, during and after an attention with Ulysses."""
 
 from __future__ import annotations

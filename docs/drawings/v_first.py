@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws a block in the order in which it was written, and V first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws how a difference is coded in a few bits and added to what the receiver has."""
 
 from __future__ import annotations

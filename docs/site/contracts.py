@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows the contract of a pass, the head of its file, as a list of terms, and drawings as code."""
 
 from __future__ import annotations

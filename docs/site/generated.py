@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes those parts of pages that the code knows best.
 
 A comment `<!-- generated: NAME -->` stands in the page for each.

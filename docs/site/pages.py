@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the site of the pages of docs/ and of files at the top of the repository.
 
 Pages link to each other as files of the repository do. Here the files at the top become pages,

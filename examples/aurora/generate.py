@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One picture of a text-to-image pipeline on all ranks, and the seconds it took.
 
 mpiexec -n 12 python examples/aurora/generate.py Qwen/Qwen-Image --backend cocodiff

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend as users call it, and what it says when there is nothing for it to do."""
 
 from __future__ import annotations

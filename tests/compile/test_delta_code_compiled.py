@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Coded differences in the code that Inductor generates: the same to the bit as op by op, words
 included, whose bits as float32 may be those of NaN.
 """

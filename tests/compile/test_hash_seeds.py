@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks have different hash seeds: neither decisions nor graphs may depend on them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of what has to hold on real devices of every kind: run `pytest -m xpu` where one is.
 
 Here the CPU shows that the tests themselves run; XPU and CUDA are skipped with the reason.

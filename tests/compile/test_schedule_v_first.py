@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """schedule-v-first on public models: the order of the graph, and of the code made from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """aten: which part a slice takes, what is a join of all parts, and what masks a softmax."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of attention ops: it fits torch's schemas, and every reader takes an op from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variants of `cocodiff bench` for models that diffusers has no Ulysses for."""
 
 from __future__ import annotations

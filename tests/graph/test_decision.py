@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decisions: printed, saved, given back without a search, refused where they do not fit."""
 
 from __future__ import annotations

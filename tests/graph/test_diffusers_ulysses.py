@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """diffusers' own Ulysses: its attentions are recognised, and option shard leaves them alone."""
 
 from __future__ import annotations

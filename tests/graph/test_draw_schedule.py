@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The estimated step as a picture and as a trace."""
 
 from __future__ import annotations

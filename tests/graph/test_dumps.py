@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dumps: a folder per rank and graph whose files run by themselves, and the same in the trace."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """explain: a table for people, records for code, and nothing computed."""
 
 from __future__ import annotations

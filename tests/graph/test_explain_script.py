@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff explain SCRIPT.py`: scripts run dry, as one rank of many that are not there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """explain and dumps of a plain model: what is shared out, where it is gathered, what is whole."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs captured for devices that are not there: fake `xpu` and `cuda` tensors.
 
 Every pass finds and does on them what it does on CPU. Structure only: no kernel of such a device

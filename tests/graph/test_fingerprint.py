@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprints of graphs: the same on every rank, another for another graph."""
 
 from __future__ import annotations

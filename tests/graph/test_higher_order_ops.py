@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops without a schema (`cond`, loops, `flex_attention`) near exchanges: left as they are, never a
 crash of any pass, cost or dump.
 """

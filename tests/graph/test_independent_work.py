@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """independent work: of the site's own stretch of graph, and neither before nor behind its data."""
 
 from __future__ import annotations

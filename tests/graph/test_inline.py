@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain functions put into graphs: the same values, as ATen, with all that nodes of graphs have."""
 
 from __future__ import annotations

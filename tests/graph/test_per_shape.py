@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph for any size is compiled for each size that it is called with, up to a limit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pipeline: passes in order, rules checked around each, observers see all of it."""
 
 from __future__ import annotations

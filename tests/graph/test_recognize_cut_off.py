@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests that whatever looks like an exchange around an attention is a site or is declined: also
 where a graph break parts the two, where another op exchanges, and where a branch or a loop hides
 it.

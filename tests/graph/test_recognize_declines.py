@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recognize-ulysses: near misses are declined with their reason, bystanders are left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recognize-ulysses: every idiom is found, with the right roles and numbers, in the same graph."""
 
 from __future__ import annotations

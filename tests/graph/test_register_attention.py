@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An op of somebody else's: declined with how to register it, and found once it is registered."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """select-v-major in graphs: where memories lie, what other passes make of it, what is declined."""
 
 from __future__ import annotations

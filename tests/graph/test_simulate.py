@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff simulate`: real graphs of published shapes, cut to few blocks, on any machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests that programs made from graphs have the compiler's costs of ops and exchanges and its
 clock.
 """

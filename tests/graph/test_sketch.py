@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sketch: a copy whose values have the layouts of the graph's, and cost next to nothing."""
 
 from __future__ import annotations

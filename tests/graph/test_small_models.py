@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every public architecture: a site per Ulysses attention, in one graph, with the right roles."""
 
 from __future__ import annotations

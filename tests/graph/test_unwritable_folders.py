@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders that cannot be written: this rank says so and goes on, since others wait for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """walk: where walks end, what they pass by, and what is cut out on a path."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies into inputs of a graph: made as early as they can be, never before another reader."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order of launches in the text that Inductor writes for an XPU: text only, never compiled or
 run.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages in a browser: they open, draw, filter, fold, search and print, by mouse and by keyboard."""
 
 from __future__ import annotations

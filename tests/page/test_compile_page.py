@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of a compile: written to debug_dir and by an explanation, from data that are plain."""
 
 from __future__ import annotations

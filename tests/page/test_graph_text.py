@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs as text: a line per node, and what became of each line from one stage to the next."""
 
 from __future__ import annotations

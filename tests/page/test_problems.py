@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Problems of a page: what was planted is named, with its reason and a remedy that is its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kit of pages: what is given is escaped, data survive, files are whole and link nowhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests the way from the profiler's events to spans, and from spans to traces and pictures."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures, tables, comparisons and pictures from samples."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests which device and which communication backend are chosen, over all cases."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timelines of hand-made programs on hand-made machines, worked out by hand."""
 
 from __future__ import annotations

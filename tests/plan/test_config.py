@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options and variables: what is taken, what is refused with which words, what is said."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Coded differences: how many bytes are sent, and what they stand for.
 
 The arithmetic is checked against `steps_of` and `numbers_of`, which know of words only how they are

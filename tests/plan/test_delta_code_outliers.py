@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Coded differences of tokens unlike their neighbours, and of numbers of any size: what each head
 of a token loses depends on itself, and the measured loss says what it is.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Coded differences: what arrives from step to step, and what both sides remember."""
 
 from __future__ import annotations

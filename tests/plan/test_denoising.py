@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks of denoising: which step and which call it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks of denoising that follow a pipeline: its scheduler, its models, and who else does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Axes from where ranks say they run."""
 
 from __future__ import annotations

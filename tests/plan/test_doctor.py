@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff doctor`: here, beside packages that do not fit, and of machines that are not here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests the costs of exchanges on small machines whose numbers can be worked out by hand."""
 
 from __future__ import annotations

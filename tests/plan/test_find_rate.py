@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rates that make communication take a wanted time."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Topology files and probe caches with anything in them: read, or refused by name, at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options and variables that may be any object: taken, or refused by name, at once."""
 
 from __future__ import annotations

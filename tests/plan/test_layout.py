@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """layout: what it predicts is where real torch ops put every element."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Orders of tasks, without a graph: what goes first, what hides where, how many chunks pay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AMX that is announced and cannot run: tried once, in a process of its own, and gone around."""
 
 from __future__ import annotations

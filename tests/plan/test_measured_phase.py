@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Curves of measured phases, and plans that rest on them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Module paths: Dynamo's names without what hooks and wrappers leave in them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans and their costs: counts, the published micro-benchmark, and the choice."""
 
 from __future__ import annotations

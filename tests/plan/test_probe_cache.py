@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests the cache on disk of what a probe measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine as a graph, and how it folds back into axes."""
 
 from __future__ import annotations

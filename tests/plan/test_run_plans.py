@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests what ranks compare of a call: its sizes are numbers, whatever its graph calls them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of compiled graphs while pictures are denoised: what each carries and remembers."""
 
 from __future__ import annotations

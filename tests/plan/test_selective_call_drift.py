@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of compiled graphs while pictures are denoised: what the policy hears of their loss."""
 
 from __future__ import annotations

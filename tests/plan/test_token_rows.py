@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Some tokens of what is exchanged: which ones, taken out and put back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`options={"v_major": {...}}`: what is taken, and what is refused with which words."""
 
 from __future__ import annotations

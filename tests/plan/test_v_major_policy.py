@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests which payload policies choose for each step, and what a payload stands for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private torch APIs we stand on: each test names what a new torch moved."""
 
 from __future__ import annotations

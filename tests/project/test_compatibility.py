@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page that says what works names tests that exist."""
 
 from __future__ import annotations

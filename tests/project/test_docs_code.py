@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of the pages runs: Python as it stands there, and commands are commands that exist.
 
 What needs weights gets a tiny pipeline with random ones; nothing else is replaced.

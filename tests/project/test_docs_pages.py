@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links of the pages lead to files, drawings are those that the code makes, messages are real."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Docstrings are sentences: none begins as a fragment such as "Of ..." or "Those ..."."""
 
 from __future__ import annotations

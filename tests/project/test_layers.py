@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages lie in layers: the check of `make lint` holds, sees a planted import, and is drawn."""
 
 from __future__ import annotations

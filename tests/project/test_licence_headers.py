@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every source file begins with the identifier of the licence."""
 
 from __future__ import annotations

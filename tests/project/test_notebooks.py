@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notebooks are committed without outputs, and run from their first cell to their last."""
 
 from __future__ import annotations

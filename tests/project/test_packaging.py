@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests that a wheel, an sdist and a checkout install our name and nothing else."""
 
 from __future__ import annotations

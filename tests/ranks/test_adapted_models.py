@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests FLUX with quantised weights and an unmerged LoRA on real gloo ranks, through every pass."""
 
 from __future__ import annotations

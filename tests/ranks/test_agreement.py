@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that disagree or fail: every rank raises, and says why. `test_fault_matrix.py` has ranks
 that die, hang or come late.
 """

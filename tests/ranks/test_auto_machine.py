@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`topology="auto"` on real ranks: measured once, the same plan on every rank, and kept."""
 
 from __future__ import annotations

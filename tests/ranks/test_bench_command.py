@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests what `cocodiff bench` and `cocodiff lab` accept, refuse and leave behind."""
 
 import argparse

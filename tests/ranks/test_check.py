@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff check`: what it prints, what it writes, and when it fails."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The emulated cluster: namespaces, rates, and that nothing of it is left, however it ends."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests compiled models on real gloo ranks, with offloading or autocast, against Inductor alone."""
 
 from __future__ import annotations

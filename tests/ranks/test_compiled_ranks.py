@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests on real gloo ranks that backend "cocodiff" computes what Inductor computes, bit for bit,
 with every exchange in chunks of heads, of tokens, and in phases, and in the order of
 schedule-v-first.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A decision of live ranks, saved by one of them and given back to all, over real messages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff demo`: what it draws, prints and writes, and when it says that pictures are off."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example scripts run on two real ranks, agree, and draw what the uncompiled model draws."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests what every rank does and says when one of them goes wrong, on real ranks.
 
 No rank waits longer than the timeout of the process group, and where a cause can be known every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives of a device that gloo does not take: through the host, and only once asked for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests that ranks measure the device they compute with, and agree on the same numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step without its network, and what it would have sent."""
 
 import pytest

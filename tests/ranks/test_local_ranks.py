@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """run_local_ranks: results by rank, and no hang whatever a rank does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that a real mpiexec started: that of the package `mpich`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The probe over four real gloo ranks, arranged as two nodes; no test says how long it takes."""
 
 from __future__ import annotations

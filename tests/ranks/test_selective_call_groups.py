@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of graphs that communicate over several groups: all ranks of a grid choose alike."""
 
 from __future__ import annotations

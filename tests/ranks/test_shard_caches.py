@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """diffusers' caches on a plain model that is shared out: all ranks skip what one process skips."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes to a plain model after it was compiled and shared out: real ranks stay right."""
 
 from __future__ import annotations

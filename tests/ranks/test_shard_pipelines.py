@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole diffusers pipelines on real gloo ranks, with a transformer that the compiler shares out.
 
 Every case is called as a user would, once uncompiled and once with compiled parts, on every rank.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain models on real gloo ranks: shared out by the compiler, through every pass and Inductor."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares end with the call of the model that made them; ranks may compile alone."""
 
 from __future__ import annotations

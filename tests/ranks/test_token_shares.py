@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares that compiled blocks hand to each other behave like the whole tensor, whoever reads them
 and however they are written to.
 """

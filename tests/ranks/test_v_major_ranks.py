@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """V-Major compiled, on real gloo ranks: full steps are exact, lossy ones close, ranks agree or all
 raise, one graph serves all pictures, and memory is what was said and does not grow.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Enough of an XPU or a CUDA device to trace graphs for it with fake tensors, where torch was built
 without.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts headless Chromium for tests of pages; without network, in an empty folder of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs as the backend sees them: a fake process group, and a capture without code generation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text of the code that Inductor writes, without building or running it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of elements to be coded, and one exchange of them."""
 
 from __future__ import annotations

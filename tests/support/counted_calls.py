@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compiled graph as a plain function, which tells the kind of step it was called in; and a policy
 that keeps what it was told.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages of the compiler on one graph: what is decided there, applied at once."""
 
 from __future__ import annotations

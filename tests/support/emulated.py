@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers that tests of the emulated cluster share."""
 
 import os

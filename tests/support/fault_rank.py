@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a world in which something goes wrong.
 
     python -m tests.support.fault_rank ROW RANK FOLDER

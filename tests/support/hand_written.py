@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ulysses attentions as people write them, each a few lines on one skeleton.
 
     project   x [B, S, W]    -> q, k, v [B, S, H, D]

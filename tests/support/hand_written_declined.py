@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs that recognition must not take for Ulysses: near misses with reasons, and bystanders.
 
 The near misses break one rule each of the drawing at the head of `recognize_ulysses.py`; some are

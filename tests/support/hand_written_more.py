@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """More Ulysses attentions as people write them: heads in groups, late and early rotations, results
 with several readers. On the skeleton of `hand_written.py`.
 """

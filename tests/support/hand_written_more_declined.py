@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """More that recognition must not take for Ulysses: other attentions, exchanges, second groups."""
 
 from __future__ import annotations

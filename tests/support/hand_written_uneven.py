@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ulysses attentions that pad heads or tokens so that they divide, and drop the padding again.
 
 On the skeleton of `hand_written.py`; ranks hold equal numbers of tokens, padded to a multiple of

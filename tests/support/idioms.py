@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of hand-written Ulysses attentions, each with what recognition must say about it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proofs on simulated ranks: machines, captured models, and values compared on every rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sabotages that `tests.mutants` tries, each with the tests that notice it."""
 
 from __future__ import annotations

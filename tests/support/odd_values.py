@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that nobody should give as an option or write into a file, and hypothesis of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random calls of every op that a cut may pass: shapes, dims and the other arguments are drawn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages of the documentation, and the code in them."""
 
 from __future__ import annotations

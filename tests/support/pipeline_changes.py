@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to compile a pipeline so that its tokens are shared out, and what people do to it else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small transformers that nobody parallelised, as people write them outside of diffusers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with planted problems, for pages: one attention that is declined, and exchanges that
 nothing can hide.
 """

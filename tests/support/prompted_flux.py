@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole FLUX pipeline, tiny and with random weights, which takes prompts as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small random diffusion transformers with Ulysses, as the seed says.
 
     layer   norm, projections, odd views, [text], norm and rotation, exchange, odd views, attention,

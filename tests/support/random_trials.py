@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs every pass on a random model, with all ranks in one process, and compares."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the Python blocks of a page: `python -m tests.support.run_page PAGE [KIND]`.
 
 The blocks share one namespace. On a page of the kind "pipeline" weights do not come from a hub:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selective exchanges of all ranks in one process: one graph per kind of step, memories per rank.
 
 And what the contract says about them, in arithmetic of its own.

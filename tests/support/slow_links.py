@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A machine whose links are slow, so that every pass gains."""
 
 from __future__ import annotations

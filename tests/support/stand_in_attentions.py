@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention ops of libraries that need a GPU, as stand-ins on CPU: the names and schemas are those
 of the libraries, and the values those of torch's attention.
 """

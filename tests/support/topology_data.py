@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small machine as a topology file holds it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny graphs by make_fx: placeholders named after the arguments, values on every node."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The smallest model with a Ulysses attention: one block, written by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the text that Inductor writes for an XPU, as JSON, with the order of the graph.
 
     python -m tests.support.xpu_text TOPOLOGY

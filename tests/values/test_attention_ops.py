@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every attention op of a library through every pass: found, rewritten, the same on every rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """chunk-heads: an attention per group of heads is the whole one, for every spelling of Ulysses."""
 
 from __future__ import annotations

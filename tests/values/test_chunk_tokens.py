@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """chunk-tokens: what is computed by chunks of tokens is the whole, for all spellings of Ulysses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff coverage`: transformer classes of diffusers on simulated ranks."""
 
 from __future__ import annotations

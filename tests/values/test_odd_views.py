@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests code that people may write around an attention and that moves heads or tokens while sizes
 stay the same: values are kept bit for bit on every rank, by declining where a pass does not
 understand.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules by which cuts pass an op: cutting before it equals cutting behind it, bit for bit, or
 the rule refuses.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random models: every pass keeps the bits of every rank, or declines. `make fuzz` tries more."""
 
 from __future__ import annotations

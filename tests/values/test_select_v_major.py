@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """select-v-major: what arrives is what the contract says, exchange by exchange, step by step.
 
 Three proofs for every lossy kind of step, on ranks of a 2x3 grid with other data each:

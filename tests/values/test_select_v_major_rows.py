@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """select-v-major without some tokens: what is not computed of them, whose output is reused, and how
 many are skipped of each stream and of each attention.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """select-v-major without some tokens: which ones are skipped, and what stands for them."""
 
 from __future__ import annotations

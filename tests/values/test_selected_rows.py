@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that were selected, followed through a graph: values of the rest are never looked at."""
 
 from __future__ import annotations

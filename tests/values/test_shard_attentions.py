@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shard-tokens with attentions of one's own, and what is said of them when they are registered."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shard-tokens: what is gathered is what the node was, whoever reads it, in memory too."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shard-tokens on simulated ranks: optional inputs, and sizes that do not divide."""
 
 from __future__ import annotations

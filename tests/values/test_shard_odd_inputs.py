@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shard-tokens where values, sizes and outputs are odd: what is padded never shows."""
 
 from __future__ import annotations

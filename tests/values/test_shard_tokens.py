@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """shard-tokens on simulated ranks: plain models give on every rank what one process computes."""
 
 from __future__ import annotations

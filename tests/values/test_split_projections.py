@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """split-projections: one GEMM per role instead of one for all, without a copy of the weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """split-tapa-phases: phases move the same data, on every rank, for every plan."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines what is measured: workloads, grids of ranks, speeds of links, and variants."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implements `cocodiff bench`: parses arguments, runs the cases, writes tables, JSON and plots."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the link rate at which communication takes a wanted time, or share of a step.
 
 time = a + b / rate      a: processor time of the exchanges, b: bits on the wire

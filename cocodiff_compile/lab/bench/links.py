@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Controls links of a running benchmark: sets rates, streams over them, reads counters."""
 
 from __future__ import annotations

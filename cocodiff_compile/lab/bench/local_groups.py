@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a step without its network: collectives become local copies, and their traffic is recorded.
 
 The same compiled code runs; only the process groups behind the names it calls are replaced, for the

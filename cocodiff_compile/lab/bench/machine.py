@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes the machine and the software of a run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures all variants of one case together, on live ranks.
 
 All ranks do the same in the same order, each calling its own workers. A sample lasts from the first

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the page of a benchmark: for each point its table, its samples, and what to doubt."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots a run: step time by share of communication, exposed communication, profiled steps."""
 
 from __future__ import annotations

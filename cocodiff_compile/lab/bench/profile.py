@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures one step of one rank as a timeline, with torch's profiler.
 
 The lane `compute` is the calling thread, kernel by kernel, with its waits; the lanes `exchange 0`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one rank, under torchrun: `python -m cocodiff_compile.lab.bench.rank CASE RESULT`.
 
 Rank 0 reports progress and writes the result. A rank that fails writes its traceback next to it.

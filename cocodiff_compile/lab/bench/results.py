@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes figures from samples: step times, the physical limit, exposed communication, noise.
 
     step     the median of all rounds, which repeats better here than the minimum

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs cases, each on an emulated cluster of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Formats a run, or the comparison of two, as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines the variants that are compared: what people run today, the best rivals, and cocodiff.
 
 cache-dit replaces parts of diffusers in its process, so its variants run in processes of their own,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs in one process of one rank: builds, compiles and calls the variants of its worker group."""
 
 from __future__ import annotations

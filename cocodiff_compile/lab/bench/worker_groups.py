@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts processes for variants that must not share one: every rank has one child per further
 worker group.
 

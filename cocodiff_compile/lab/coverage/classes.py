@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the transformer classes of the installed diffusers, and builds each of them tiny."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff coverage`: class names in, a table out."""
 
 from __future__ import annotations

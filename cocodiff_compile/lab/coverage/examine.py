@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares one tiny model out over simulated ranks and compares what they compute with the model.
 
 Every graph that Dynamo captures is rewritten by shard-tokens. All ranks of it then run in one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists more transformers for images that `cocodiff coverage` builds tiny."""
 
 from __future__ import annotations

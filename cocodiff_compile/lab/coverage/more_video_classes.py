@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists the transformers for videos that `cocodiff coverage` builds tiny: names from K to Z."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists the transformers for audio and all else that `cocodiff coverage` builds tiny."""
 
 from __future__ import annotations

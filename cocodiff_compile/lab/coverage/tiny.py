@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes how a transformer class of diffusers is built tiny, and called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses the arguments of `cocodiff demo`, runs it, and shows what came of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws the demo's pictures in one process, eagerly: what all others are compared with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds what came of a demo, and says it in a table."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the page of a demo: the table, the pictures, and what a call of the model did when."""
 
 from __future__ import annotations

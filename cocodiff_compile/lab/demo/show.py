@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the demo's pictures, timelines, data and page."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the findings of `cocodiff doctor` as a table or as JSON, and returns an exit status."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examines devices, packages, environment and launcher; imports only torch, and triton."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implements `cocodiff quality`: how far lossy runs are from the exact one, and what they save."""
 
 from __future__ import annotations

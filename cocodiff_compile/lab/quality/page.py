@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the page of a quality run: frontier, pictures, a table and the samples behind it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws pictures for training and evaluation: two plain shapes on a shaded background, described by
 eight words.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots a quality run: bytes against distance, and the pictures side by side."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one rank, under torchrun: `python -m cocodiff_compile.lab.quality.rank SETTINGS RESULT`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the small trained model exactly and with lossy exchanges, interleaved, on live ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines what a quality run compares, as plain data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a small FLUX transformer that was trained, by `examples/train_small_dit.py`, to draw
 pictures, and samples from it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures one step of a published model as our backend would run it, for several variants of
 exchanging.
 

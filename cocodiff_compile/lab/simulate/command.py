@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cocodiff simulate`: arguments in, tables and files out."""
 
 from __future__ import annotations

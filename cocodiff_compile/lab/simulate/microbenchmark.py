@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares the published micro-benchmark of one Aurora node with the cost model.
 
 It is what Aurora's constants are fitted to (`topology/presets.py`), and nothing else is. Sizes are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws a simulation as stacked bars of computation and exposed communication."""
 
 from __future__ import annotations

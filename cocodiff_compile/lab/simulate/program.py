@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns one rank's step into tasks of the compiler's cost model.
 
 A compiled graph becomes the tasks by which the compiler schedules it, in the order of its nodes; a

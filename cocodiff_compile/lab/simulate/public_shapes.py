@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Published diffusion transformers at their full size, and what one forward is called with.
 
 Sizes are those of the published configurations; nothing is downloaded and no weight exists. All of

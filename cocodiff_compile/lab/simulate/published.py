@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists what arXiv 2604.14561 reports for Aurora, to print beside what is simulated.
 
 Its speedups are over flat Ulysses at the same number of nodes. V-First and V-Major are part of the

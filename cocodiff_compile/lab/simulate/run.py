@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`simulate(settings)`: captures each case once and estimates every variant of its exchanges."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a simulation as text for people, as plain data for JSON, and as a Chrome trace."""
 
 from __future__ import annotations

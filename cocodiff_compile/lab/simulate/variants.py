@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways of exchanging that are compared: configurations of the backend, by name.
 
     flat    the plain model shared out and recognised: the exchanges as they are made

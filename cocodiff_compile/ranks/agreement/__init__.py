@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes ranks agree on what they compile and run, or all of them raise: none is left waiting."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchanges values between all ranks of a group, by default the world; all of them call these."""
 
 from __future__ import annotations

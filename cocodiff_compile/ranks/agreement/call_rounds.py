@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets the ranks of a group compare what they are about to run.
 
 The n-th call over a group is compared if this rank runs something else in it than in its last call

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls compiled code that communicates, only if all ranks of its groups call the same."""
 
 from __future__ import annotations

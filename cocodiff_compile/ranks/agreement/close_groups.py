@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Closes process groups from another thread, so that a collective that can never end raises.
 
 gloo's `abort` does nothing. But a receive that times out makes gloo close all connections of its

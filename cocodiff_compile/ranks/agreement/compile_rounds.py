@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets the ranks of a group compare what they compile, through the store of the world.
 
     captured   versions, options and collectives, before any process group is made

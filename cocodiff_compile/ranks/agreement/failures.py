@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports failures of ranks through the store of the world, so that ranks that wait can raise too.
 
 A failure is valid until the failed rank begins another attempt to compile, unless it belongs to an

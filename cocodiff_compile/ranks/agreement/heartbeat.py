@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes and reads the heartbeats of ranks in the store, from their first compilation on."""
 
 from __future__ import annotations

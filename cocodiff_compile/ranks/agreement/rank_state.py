@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds the state of this rank in each group: the rounds and calls it has taken part in, what it
 runs, and why its groups were closed.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes what a graph communicates, with the sizes of each call.
 
 A rank whose graph has symbolic sizes and a rank whose graph has constant sizes run the same if the

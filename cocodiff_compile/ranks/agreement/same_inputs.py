@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares what the ranks of a group are called with, by digests: no tensor crosses the network.
 
 The digests go through the store, under the number of the call over the group that follows. A rank

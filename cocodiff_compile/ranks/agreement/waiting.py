@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waits for other ranks, as long as they live and as the timeout of the world allows."""
 
 from __future__ import annotations

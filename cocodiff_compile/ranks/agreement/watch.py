@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a watch thread that sends heartbeats, and that listens to other ranks while compiled code
 runs for long.
 

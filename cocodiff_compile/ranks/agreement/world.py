@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Provides the store of the world, and values that live as long as the world."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implements `cocodiff_compile.init_distributed()`: joins the process group of all ranks under any
 launcher.
 

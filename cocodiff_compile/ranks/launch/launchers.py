@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the rank of this process from the variables of its launcher: torchrun, an mpiexec, or
 Slurm's srun.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detects matrix tiles (AMX) that a machine announces but cannot run.
 
 On some virtual machines the first bfloat16 matmul ends the process with an illegal instruction.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds where ranks meet: MASTER_ADDR and MASTER_PORT, as given or derived.
 
 Ranks of one node meet on it. Ranks of several nodes need the address of the first node, the same on

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes pages: sections of tables, timelines, diffs and pictures become one HTML file."""

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* One timeline: its spans in rows, found by time, and what each of them hides. */
 

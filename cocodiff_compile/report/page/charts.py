@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws small charts as SVG that takes its ink from the page: points with ranges, and samples."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* The graph after each pass, compared with the one before: only the lines in sight are elements. */
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts sections together to one HTML file that needs nothing else: no network, no other file."""
 
 from __future__ import annotations

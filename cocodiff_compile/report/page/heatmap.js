@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* A square for each row and column, the darker the more; the value is told for the one pointed at. */
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* What every part of the page shares: data, themes, folding, groups. */
 

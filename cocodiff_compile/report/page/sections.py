@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defines what a page is made of. All that a caller gives is text and is escaped; only `Drawing`
 takes markup, of our own code.
 """

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* Timelines below each other on one scale, drawn on a canvas: zoom, pan, pick, what hides what. */
 
