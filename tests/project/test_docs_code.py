@@ -22,7 +22,12 @@ from torch.distributed.run import get_args_parser
 from cocodiff_compile import cli
 from tests.support.pages import PAGES, ROOT, code_of, inline_code, runnable
 
-IN_ONE_PROCESS = ("docs/quick_start.md", "docs/howto/add_an_op.md", "docs/howto/write_a_pass.md")
+IN_ONE_PROCESS = {
+    "docs/quick_start.md": "",
+    "docs/howto/add_an_op.md": "",
+    "docs/howto/write_a_pass.md": "",
+    "docs/read_a_report.md": "model",
+}
 ON_TWO_RANKS = {
     "README.md": "pipeline",
     "docs/howto/serve.md": "pipeline",
@@ -54,7 +59,7 @@ def _run(folder: Path, *command: str) -> str:
 
 @pytest.mark.parametrize("page", IN_ONE_PROCESS)
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    said = _run(tmp_path, "tests.support.run_page", page)
+    said = _run(tmp_path, "tests.support.run_page", page, IN_ONE_PROCESS[page])
     assert said.count(f"{page}:") == len(runnable(page, "python")) > 0
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the Python blocks of a page: `python -m tests.support.run_page PAGE [KIND]`.
 
-The blocks share one namespace. On a page of the kind "pipeline" weights do not come from a hub:
-what `FluxPipeline.from_pretrained` returns is tiny and random. Each block of a page of the kind
-"pieces" stands alone: it is given such a pipeline, a prompt, a small model with inputs, and the
-process group.
+The blocks share one namespace. A page of the kind "model" is given a small model with inputs. On a
+page of the kind "pipeline" weights do not come from a hub: what `FluxPipeline.from_pretrained`
+returns is tiny and random. Each block of a page of the kind "pieces" stands alone: it is given such
+a pipeline, a prompt, a small model with inputs, and the process group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tests.support.pages import ROOT, Code, runnable
 
 def main(page: str, kind: str = "") -> None:
     """Runs the blocks of a page, and says which one is run."""
-    run = {"": _run, "pipeline": _run_pipeline, "pieces": _run_pieces}[kind]
+    runs = {"": _run, "model": _run_model, "pipeline": _run_pipeline, "pieces": _run_pieces}
+    run = runs[kind]
     run(page)
 
 
@@ -28,6 +29,12 @@ def _run(page: str, **given: Any) -> None:
     names: dict[str, Any] = {"__name__": "__main__", **given}
     for block in runnable(page, "python"):
         _execute(page, block, names)
+
+
+def _run_model(page: str) -> None:
+    import cocodiff_compile  # noqa: PLC0415
+
+    _run(page, torch=torch, cocodiff_compile=cocodiff_compile, **_small_model())
 
 
 def _run_pipeline(page: str) -> None:
