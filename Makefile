@@ -71,6 +71,7 @@ format: $(STAMP)
 # A wheel and an sdist, each tried in an empty environment; what was built stays in dist/.
 release-check: $(RELEASE)
 	$(BIN)/python -m tests.release_check --keep dist
+
 # The site, into build/docs; a link that leads nowhere fails it. Nothing is read from the network.
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning $(BIN)/mkdocs build --strict

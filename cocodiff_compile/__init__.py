@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch.compile backend for Ulysses-parallel diffusion transformers.
+"""A torch.compile backend that runs diffusion transformers on many devices, sharing out their tokens.
 
 torch.compile(model, backend="cocodiff", options={"shard": "tokens"})
 cocodiff_compile.explain(model, *args)            what the backend finds and does
-cocodiff_compile.denoising(pipe)                  tells selective exchange the step
+cocodiff_compile.denoising(pipe)                  tells V-Major which denoising step it is in
 cocodiff_compile.init_distributed()               joins the ranks of torchrun, mpiexec or srun
 cocodiff_compile.register_attention(op, ...)      makes an op of yours known as an attention
 cocodiff_compile.save_decisions(reports, path)    keeps what was decided for the next start

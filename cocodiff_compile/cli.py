@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cocodiff",
-        description="A torch.compile backend for Ulysses-parallel diffusion transformers.",
+        description="A torch.compile backend that runs diffusion transformers on many devices with "
+        "Ulysses sequence parallelism.",
     )
     parser.add_argument("--version", action="version", version=f"cocodiff {__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")

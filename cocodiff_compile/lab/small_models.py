@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds small models of public diffusion-transformer architectures, with random weights.
 
-They are real diffusers classes at a size that runs on CPU in milliseconds, for tests, the demo and
+They are real diffusers classes at a size that runs on CPU in milliseconds, for tests, `cocodiff check` and
 benchmarks without weights to download. diffusers is imported when a model is built.
 """
 

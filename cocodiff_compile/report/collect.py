@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects the reports of compilations, for `explain`, the demo and tests."""
+"""Collects the reports of compilations, for `explain`, `cocodiff check`, pages and tests."""
 
 from __future__ import annotations
 

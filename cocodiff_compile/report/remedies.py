@@ -93,8 +93,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 GENERAL = (
-    "Compare the model with the Ulysses attention of docs/usage.md, or compile the plain model "
-    "with options={'shard': 'tokens'}, which makes the exchanges itself."
+    "Compare the model's exchanges with docs/concepts/ulysses.md, or compile the plain model with "
+    "options={'shard': 'tokens'}, which makes the exchanges itself."
 )
 """What can always be tried."""
 
@@ -113,10 +113,10 @@ _NOTES: tuple[tuple[str, str], ...] = (
     (r"not shared out: estimated gain", "The exchanges are estimated to cost more than is won. "
      "options={'shard': {'min_gain': 0}} shares out all that can be; a smaller 'degree', or a "
      "'topology' that describes faster links, may also change the estimate."),
-    (r"not shared out", "Change what the reason names, or share this model out by hand."),
+    (r"not shared out", "Change what the reason names. If that cannot be: where diffusers has "
+     "model.enable_parallelism for this class, use that, without 'shard'."),
     (r"times the memory: left as captured", "The new order would keep more memory alive than is "
-     "allowed. Free memory (smaller batch or resolution), or raise Limits.order_memory in "
-     "decide/limits.py."),
+     "allowed. Free memory: a smaller batch or resolution."),
     (r"in the new order: left as captured", "Too little is gained by another order. More can run "
      "beside exchanges if heads or tokens are cut: head_chunks=2 or token_chunks=2, or fewer bytes "
      "are sent."),

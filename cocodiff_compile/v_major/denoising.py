@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells selective exchanges to which step of which picture a call of the model belongs: `with
+"""Tells V-Major to which step of which picture a call of the model belongs: `with
 denoising(pipe):`.
 
 A `Denoising` owns all caches of one picture. They are freed when the block is left, by an exception

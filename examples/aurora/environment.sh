@@ -3,7 +3,7 @@
 
 # The machine's own, before an environment is entered that may bring another (the package mpich).
 MPIEXEC=$(command -v mpiexec)
-source "${COCODIFF_VENV:?set it to the environment that docs/xpu.md says how to make}/bin/activate"
+source "${COCODIFF_VENV:?set it to the environment that docs/howto/aurora.md says how to make}/bin/activate"
 
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT # every tile is a device: 12 per node
 export CCL_PROCESS_LAUNCHER=pmix

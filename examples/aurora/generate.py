@@ -3,8 +3,8 @@
 
 mpiexec -n 12 python examples/aurora/generate.py Qwen/Qwen-Image --backend cocodiff
 
-Needs weights and accelerators: never run by this project. The same calls run on CPU with small
-models in cocodiff_compile/lab/check.py.
+Needs weights and accelerators: never run by this project. `examples/image.py --tiny` makes the same
+calls on CPU, with tiny random weights.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 # qsub -A PROJECT -v COCODIFF_VENV=$HOME/cocodiff examples/aurora/job.sh
 #
 # From what must hold first to what takes long; each part writes below $OUT. Never run by this
-# project: docs/xpu.md says what to look at in which order, and what to send back.
+# project: docs/howto/aurora.md says what to look at in which order, and what to send back.
 cd "$PBS_O_WORKDIR" || exit 1
 set -o pipefail # what fails behind a pipe has failed
 source examples/aurora/environment.sh
@@ -19,7 +19,7 @@ cocodiff doctor | tee "$OUT/doctor.txt" || exit 1
 cocodiff doctor --json > "$OUT/doctor.json"
 
 # 2. The tests that need one XPU, and nothing else.
-python -m pytest -m xpu -v 2>&1 | tee "$OUT/tests.txt" || exit 1
+python -m pytest tests/compile/test_on_device.py -m xpu -v 2>&1 | tee "$OUT/tests.txt" || exit 1
 
 # 3. All ranks: they meet, they know their tiles, results are those of one process.
 on_tiles cocodiff doctor > "$OUT/doctor-ranks.txt" 2>&1
