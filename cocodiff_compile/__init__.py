@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch.compile backend that runs diffusion transformers on many devices, sharing out their tokens.
+"""A torch.compile backend that shares diffusion transformers out over many devices.
 
 torch.compile(model, backend="cocodiff", options={"shard": "tokens"})
 cocodiff_compile.explain(model, *args)            what the backend finds and does

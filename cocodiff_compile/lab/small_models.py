@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds small models of public diffusion-transformer architectures, with random weights.
 
-They are real diffusers classes at a size that runs on CPU in milliseconds, for tests, `cocodiff check` and
-benchmarks without weights to download. diffusers is imported when a model is built.
+They are real diffusers classes at a size that runs on CPU in milliseconds, for tests, `cocodiff
+check` and benchmarks without weights to download. diffusers is imported when a model is built.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def _refused(page: Mapping[str, Any]) -> Iterable[Problem]:
             reason,
             (
                 "This is a graph that torch captured in a way the passes do not know: try "
-                "fullgraph=True, another version of torch that docs/compatibility.md lists, or leave the "
-                "op that the reason names out of the compiled region.",
+                "fullgraph=True, another version of torch (docs/compatibility.md), or leave the op "
+                "that the reason names out of the compiled region.",
             ),
         )
 
@@ -76,8 +76,9 @@ def _lost_order(page: Mapping[str, Any]) -> Iterable[Problem]:
             "the generated code starts or awaits exchanges in another order than was chosen, so "
             "that exchanges may be exposed; results are the same",
             (
-                "Run with a version of torch that docs/compatibility.md lists, and without other custom "
-                "passes that move nodes; options={'v_first': False} leaves the order to Inductor.",
+                "Run with a version of torch that docs/compatibility.md lists, and without other "
+                "custom passes that move nodes; options={'v_first': False} leaves the order to "
+                "Inductor.",
             ),
         )
 

@@ -22,8 +22,8 @@ from cocodiff_compile.ranks.launch.matrix_tiles import avoid_broken_tiles
 NUM_NODES = 2
 LOSSY = "int3from8"
 """The policy of V-Major: 3 bits per element, and 8 in the first step."""
-SHARE = 75
-"""The per cent of a stock step that exchanges take, about."""
+RATE_MBIT = 200
+"""The rate of the slow link, at which exchanges take most of a stock step."""
 _TIMEOUT_S = 1800
 
 
@@ -35,7 +35,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "on two nodes of an emulated cluster (root; otherwise two ranks over loopback) compiled "
         "by stock Inductor, by cocodiff exactly, and by cocodiff with V-Major, interleaved.",
     )
-    demo.add_argument("--steps", type=int, default=12, help="denoising steps (default: 12)")
+    demo.add_argument("--steps", type=int, default=10, help="denoising steps (default: 10)")
     demo.add_argument("--batch", type=int, default=8, help="pictures drawn at once (default: 8)")
     demo.add_argument("--rounds", type=int, default=2, help="interleaved rounds (default: 2)")
     demo.add_argument(
@@ -51,7 +51,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     for package in ("diffusers", "matplotlib", "skimage"):
         need_package(package, "quality")
     why_loopback = "asked for" if parsed.loopback else _why_no_cluster()
-    settings = _settings(parsed, SHARE if not why_loopback else None)
+    settings = _settings(parsed, None if why_loopback else RATE_MBIT)
     try:
         parsed.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,18 +74,18 @@ def run_demo(parsed: argparse.Namespace) -> int:
     return 0 if outcome.is_near_enough else 1
 
 
-def _settings(parsed: argparse.Namespace, share: int | None) -> QualitySettings:
+def _settings(parsed: argparse.Namespace, rate_mbit: float | None) -> QualitySettings:
     return QualitySettings(
         policies=(PASSES, LOSSY),
         pictures=parsed.batch * parsed.rounds,
         steps=parsed.steps,
         batch=parsed.batch,
-        share=share,
+        rate_mbit=rate_mbit,
         ready_steps=3,
         chunks=False,
-        trials=1,
         is_profiled=True,
         debug_dir=str((parsed.out / "compile").absolute()),
+        decisions=str((parsed.out / "decisions").absolute()),
     )
 
 

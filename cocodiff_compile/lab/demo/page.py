@@ -26,8 +26,7 @@ from cocodiff_compile.report.page.sections import (
 _NANOSECONDS = 1e9
 _LEAD = (
     "A small FLUX that was trained to draw two shapes. Links between the nodes are emulated, and "
-    "set so slow that exchanges take about three quarters of a stock step; ranks share the cores "
-    "of one machine. Traffic, code and pictures are real."
+    "slow; ranks share the cores of one machine. Traffic, code and pictures are real."
 )
 
 

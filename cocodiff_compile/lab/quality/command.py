@@ -90,7 +90,7 @@ def _measure(parsed: argparse.Namespace, share: int | None, say: Say) -> dict[st
             VMajorOptions.from_mapping(v_major)
     weights = str(parsed.weights.absolute()) if parsed.weights else ""
     settings = QualitySettings(
-        policies, parsed.pictures, parsed.steps, parsed.batch, parsed.dtype, share, weights
+        policies, parsed.pictures, parsed.steps, parsed.batch, parsed.dtype, share, weights=weights
     )
     if share is not None:
         return on_emulated_cluster(settings, Grid.parse(parsed.grid), say)

@@ -18,10 +18,12 @@ from torch import distributed as dist
 
 import cocodiff_compile
 from cocodiff_compile.compat import name_cpp_kernels
+from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.timeline import Timeline
+from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.bench.cases import DTYPES
 from cocodiff_compile.lab.bench.find_rate import set_share
-from cocodiff_compile.lab.bench.links import links_are_ours, sent_while
+from cocodiff_compile.lab.bench.links import links_are_ours, sent_while, set_rate
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups, traffic_between
 from cocodiff_compile.lab.bench.profile import ProfiledStep, profile_step
 from cocodiff_compile.lab.diffusers_ulysses import enable_ulysses
@@ -70,7 +72,7 @@ def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
         name_cpp_kernels()
     variants = [_Variant(EXACT, _stock(settings))]
     _make_ready(variants[0], settings, "stock Inductor", say)
-    rate_mbit = _set_share(variants[0], settings, say) if settings.share else None
+    rate_mbit = _set_links(variants[0], settings, say)
     for name in settings.policies:
         variants.append(_Variant(name, _compiled(settings, name)))
         _make_ready(variants[-1], settings, "cocodiff", say)
@@ -92,10 +94,37 @@ def measure_quality(settings: QualitySettings, say: Say) -> dict[str, Any]:
 
 
 def _make_ready(variant: _Variant, settings: QualitySettings, backend: str, say: Say) -> None:
-    """Compiles a variant by drawing with it."""
+    """Compiles a variant by drawing with it, and keeps what was decided."""
     say(f"{variant.name}: {backend} compiles")
-    seconds = _run(variant, replace(settings, steps=settings.ready_steps or settings.steps), 0)
+    with cocodiff_compile.collect_reports() as reports:
+        seconds = _run(variant, replace(settings, steps=settings.ready_steps or settings.steps), 0)
+    file = _decisions_file(settings, variant.name)
+    if file is not None and reports and dist.get_rank() == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        cocodiff_compile.save_decisions(reports, file)
     say(f"{variant.name}: ready in {seconds:.0f} s")
+
+
+def _decisions_file(settings: QualitySettings, name: str) -> Path | None:
+    """Returns where decisions about one variant are kept, if they are."""
+    if not settings.decisions:
+        return None
+    links = f"{settings.rate_mbit:g}_mbit" if settings.rate_mbit else "loopback"
+    return Path(settings.decisions) / f"{name}_batch_{settings.batch}_{links}.json"
+
+
+def _with_decisions(options: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Adds what an earlier run decided, if that holds for these options and versions."""
+    if file is None or not file.exists():
+        return options
+    given = {**options, "decision": str(file)}
+    try:
+        config = CompileConfig.from_options(given)
+        assert config.decision is not None
+        config.decision.refuse_other(config.made_with(False))
+    except UserError:
+        return options
+    return given
 
 
 def _model(settings: QualitySettings) -> nn.Module:
@@ -108,24 +137,25 @@ def _stock(settings: QualitySettings) -> Callable[..., Any]:
 
 
 def _compiled(settings: QualitySettings, name: str) -> Callable[..., Any]:
+    options = {
+        "shard": {"min_gain": 0},
+        "v_major": v_major_of(name),
+        "debug_dir": str(Path(settings.debug_dir) / name) if settings.debug_dir else None,
+        **({} if name == PASSES else _plain(settings)),
+    }
     return torch.compile(  # type: ignore[call-overload,no-any-return]
         _model(settings),
         backend="cocodiff",
         fullgraph=True,
         dynamic=False,
-        options={
-            "shard": {"min_gain": 0},
-            "v_major": v_major_of(name),
-            "debug_dir": str(Path(settings.debug_dir) / name) if settings.debug_dir else None,
-            **({} if name == PASSES else _plain(settings)),
-        },
+        options=_with_decisions(options, _decisions_file(settings, name)),
         isolate_recompiles=True,
     )
 
 
 def _plain(settings: QualitySettings) -> dict[str, Any]:
     """Returns the options of lossy variants that save compiling."""
-    if not settings.share:
+    if not settings.is_timed:
         return _PLAIN
     return {} if settings.chunks else _UNCUT
 
@@ -173,10 +203,16 @@ def _profiled(variant: _Variant, settings: QualitySettings) -> dict[str, Any]:
     return ProfiledStep(variant.name, dist.get_rank(), timelines[-1]).to_json()
 
 
-def _set_share(variant: _Variant, settings: QualitySettings, say: Say) -> float | None:
-    """Sets the links such that communication takes its share of exact steps; returns the rate."""
-    if not links_are_ours() or settings.share is None:
+def _set_links(variant: _Variant, settings: QualitySettings, say: Say) -> float | None:
+    """Sets the links to their rate, or such that communication takes its share of exact steps;
+    returns the rate.
+    """
+    if not links_are_ours() or not settings.is_timed:
         return None
+    if settings.share is None:
+        set_rate(settings.rate_mbit)
+        say(f"links set to {settings.rate_mbit:g} Mbit/s")
+        return settings.rate_mbit
     few = QualitySettings(steps=3, batch=settings.batch, dtype=settings.dtype)
 
     def timed(compute_only: bool) -> float:
@@ -186,7 +222,7 @@ def _set_share(variant: _Variant, settings: QualitySettings, say: Say) -> float 
     with local_groups() as collectives:
         _run(variant, few, 0)
     megabits = _node_megabits(collectives)
-    rate_mbit = set_share(settings.share, timed, megabits, [], settings.trials)
+    rate_mbit = set_share(settings.share, timed, megabits, [])
     say(f"links set to {rate_mbit:.0f} Mbit/s: exchanges take about {settings.share} % of a step")
     return rate_mbit
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.lab.bench.cases import DTYPES
-from cocodiff_compile.lab.bench.find_rate import MAX_TRIALS
 from cocodiff_compile.lab.quality.small_dit import Sampling
 from cocodiff_compile.v_major.payload import ROLES
 
@@ -53,8 +52,9 @@ def v_major_of(name: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class QualitySettings:
-    """Holds the settings of a run. `share` is the wanted share of communication in an exact step on
-    emulated links, in per cent; None uses the links as they are.
+    """Holds the settings of a run. On emulated links, `share` is the wanted share of communication
+    in an exact step, in per cent, or `rate_mbit` their rate; without both, links are used as they
+    are.
     """
 
     policies: tuple[str, ...] = POLICIES
@@ -63,22 +63,28 @@ class QualitySettings:
     batch: int = 4
     dtype: str = "fp32"
     share: int | None = None
+    rate_mbit: float | None = None
     weights: str = ""
     ready_steps: int = 0
     """How many steps of a variant are drawn so that all it needs is compiled; 0: a whole run."""
     chunks: bool = True
     """Whether lossy variants may cut heads and tokens into chunks, which takes long to compile."""
-    trials: int = MAX_TRIALS
-    """How many link rates are tried to find the one with the wanted share."""
     is_profiled: bool = False
     """Whether one call of every variant is profiled at last."""
     debug_dir: str = ""
     """Where our compiles are written down."""
+    decisions: str = ""
+    """Where decisions are kept for the next run, which then compiles the same code."""
 
     def __post_init__(self) -> None:
         for name in ("pictures", "steps", "batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)}; allowed: 1 or more")
+
+    @property
+    def is_timed(self) -> bool:
+        """Returns whether links are emulated, so that times mean something."""
+        return self.share is not None or self.rate_mbit is not None
 
     @property
     def seeds(self) -> range:
