@@ -14,6 +14,10 @@ Generate: TypeAlias = "Callable[..., Any]"
 """Makes a graph callable, as Inductor's `compile_fx_inner` does."""
 
 
+class NeedsNumbersError(Exception):
+    """Says that a graph with symbolic sizes is better compiled for each set of sizes."""
+
+
 @dataclass(frozen=True)
 class Compilation:
     """`dry_run`: this rank compiles alone and will not run the graph. Otherwise all ranks compile
@@ -23,6 +27,10 @@ class Compilation:
     config: CompileConfig
     generate: Generate
     dry_run: bool = False
+    for_any_size: bool = False
+    """Whether tokens are to be shared out in a graph with symbolic sizes; NeedsNumbersError is
+    raised if that graph allows less than one with numbers may.
+    """
     device: Device | None = None
     """The rates that ranks compute with; None: they are measured."""
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)

@@ -12,6 +12,7 @@ whole is one op, `WHOLE`.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -244,6 +245,10 @@ class TokenShare(Tensor):
     @not_captured
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @not_captured
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.whole(), memo)
 
     # What torch asks of a tensor class that can be captured
 

@@ -104,6 +104,44 @@ def test_a_plain_model_on_four_ranks_computes_what_one_process_computes(
         assert rank["ordered"]
 
 
+def _resolutions(_rank: int, _num_ranks: int, name: str, topology: str) -> dict[str, Any]:
+    """Calls a model with three resolutions, the first of which is captured for itself."""
+    small = SMALL_MODELS[name]
+    torch.manual_seed(0)
+    model = small.build(num_layers=1, heads=8, head_size=16)
+    options = {**ALL_PASSES, "topology": topology}
+    compiled = torch.compile(model, backend="cocodiff", options=options)
+    errors, found = [], []
+    with torch.no_grad(), collect_reports() as reports:
+        for tokens in (64, 144, 256):
+            inputs = small.inputs(model, image_tokens=tokens, text_tokens=16)
+            expected = small.sample(model(**inputs))
+            found.append(small.sample(compiled(**inputs)))
+            errors.append(float((found[-1] - expected).abs().max() / expected.abs().max()))
+    return {
+        "errors": errors,
+        "found": found,
+        "sites": [len(item.summary["sites"]) for item in reports],
+        "legs": [leg for item in reports for site in item.summary["sites"] for leg in site["legs"]],
+    }
+
+
+@pytest.mark.gloo
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["flux", "sd3.5"])
+def test_one_graph_runs_for_several_resolutions(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    write_topology(file, (2, 2))
+    found = run_local_ranks(_resolutions, 4, name, str(file), timeout_s=800)
+    for rank in found:
+        assert max(rank["errors"]) <= INDUCTOR_ERROR
+        assert all(map(torch.equal, rank["found"], found[0]["found"]))
+        assert rank["sites"] == [SITES[name]] * 2
+        assert {len(leg["phases"]) for leg in rank["legs"]} == {2}
+        assert all(leg["chunks"] > 1 for leg in rank["legs"])
+
+
 def _seeded(rank: int, is_other: bool) -> None:
     torch.manual_seed(rank if is_other else 0)
 
