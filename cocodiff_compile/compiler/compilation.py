@@ -27,13 +27,13 @@ class Compilation:
     config: CompileConfig
     generate: Generate
     dry_run: bool = False
-    for_any_size: bool = False
-    """Whether tokens are to be shared out in a graph with symbolic sizes; NeedsNumbersError is
-    raised if that graph allows less than one with numbers may.
-    """
     device: Device | None = None
     """The rates that ranks compute with; None: they are measured."""
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
     """Inductor's settings by the mode of torch.compile."""
     inductor_options: Mapping[str, Any] = field(default_factory=dict)
     """The arguments that Inductor calls the compiler of one graph with."""
+    for_any_size: bool = False
+    """Whether tokens are to be shared out in a graph with symbolic sizes; NeedsNumbersError is
+    raised if that graph allows less than one with numbers may.
+    """

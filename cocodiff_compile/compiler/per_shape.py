@@ -13,6 +13,7 @@ numbers of the call, too: outside of Dynamo nothing is known of what `item` woul
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,16 +64,18 @@ def _is_float(placeholder: Node) -> bool:
     return bool(placeholder.users) and all(user.target == "item" for user in placeholder.users)
 
 
+def _instead(item: Node, number: float, node: Node) -> Node | float:
+    return number if node is item else node
+
+
 def _insert_floats(module: GraphModule, floats: Mapping[int, float]) -> None:
     """Replaces what is read from some inputs, by their places, by numbers."""
     placeholders = module.graph.find_nodes(op="placeholder")
     for place, number in floats.items():
         for item in list(placeholders[place].users):
+            given = functools.partial(_instead, item, number)
             for user in list(item.users):
-                given = {item: number}
-                user.args, user.kwargs = map_arg(
-                    (user.args, user.kwargs), lambda node, given=given: given.get(node, node)
-                )
+                user.args, user.kwargs = map_arg((user.args, user.kwargs), given)
             module.graph.erase_node(item)
     module.recompile()
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch.fx import Node
 
 from cocodiff_compile.ir.aten import shape_of
@@ -104,7 +105,8 @@ def _piece(length: Size, num_ranks: int) -> Size:
         return -(-length // num_ranks)
     if not divides(num_ranks, length):
         raise CutUnknown(f"{length} tokens may not divide by {num_ranks} ranks")
-    return length // num_ranks
+    piece: torch.SymInt = length // num_ranks
+    return piece
 
 
 @dataclass(frozen=True)

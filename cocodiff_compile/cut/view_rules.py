@@ -81,6 +81,29 @@ def reshaped(cut: Cut, operand: Node, node: Node) -> Cut:
 
 def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], name: str) -> Cut:
     """Returns where the same chunks lie after a reshape from `before` to `after`."""
+    ahead, ahead_after = _unchanged_ahead(cut.dim, before, after)
+    inside = _reshaped_inside(cut.at(cut.dim - ahead), before[ahead:], after[ahead_after:], name)
+    return inside.at(inside.dim + ahead_after)
+
+
+def _unchanged_ahead(dim: int, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int]:
+    """Returns how many dims in front of `dim` a reshape leaves as they are, before and after it;
+    dims of one element come and go. What is left of symbolic sizes is easier to divide.
+    """
+    place = place_after = 0
+    while place < dim and place_after < len(after):
+        if same(before[place], after[place_after]):
+            place, place_after = place + 1, place_after + 1
+        elif same(before[place], 1):
+            place += 1
+        elif same(after[place_after], 1):
+            place_after += 1
+        else:
+            break
+    return place, place_after
+
+
+def _reshaped_inside(cut: Cut, before: Sequence[Size], after: Sequence[Size], name: str) -> Cut:
     blocks = math.prod(before[: cut.dim]) * cut.outer
     least = cut.count if cut.is_equal else 1
     ahead: Size = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a captured graph computes with besides its inputs: the numbers of the call, which Dynamo
+"""Says what a captured graph computes with besides its inputs: numbers of the call, which Dynamo
 makes constants, and tensors that became part of the graph.
 """
 

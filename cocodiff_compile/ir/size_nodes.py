@@ -38,7 +38,7 @@ class SizeNodes:
 
     def _symbol(self, symbol: Any) -> Node:
         """Returns the node of a symbol: an input of the graph, or a size of one."""
-        inputs = self.graph.find_nodes(op="placeholder")
+        inputs: list[Node] = list(self.graph.find_nodes(op="placeholder"))
         for node in inputs:
             if _is_symbol(node.meta.get("val"), symbol):
                 return node

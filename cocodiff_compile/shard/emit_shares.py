@@ -36,7 +36,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     value_of,
 )
-from cocodiff_compile.ir.layout import Size, same
+from cocodiff_compile.ir.layout import Size, same, static_size
 from cocodiff_compile.ir.size_nodes import SizeNodes
 from cocodiff_compile.shard.gathers import is_gathered_as_bytes
 from cocodiff_compile.shard.shares import AttentionMode, Shared
@@ -155,7 +155,7 @@ class EmitShares:
         if dim == cut.dim:
             first, last = segments_within(cut, *written_range(node), node)
             places = (sum(cut.pieces[:first]), sum(cut.pieces[:last]))
-            rest = (*map(self._sizes.argument, places), 1)
+            rest = (*map(self._sizes.argument, places), 1)  # type: ignore[assignment]
         operands = (inputs[arguments["self"]], inputs[arguments["src"]])
         return emit(self.graph, aten.slice_scatter.default, *operands, dim, *rest, like=node)
 
@@ -174,7 +174,8 @@ class EmitShares:
             part = blocks
             if not same(length, cut.inner):
                 part = self._sliced(blocks, dim, begin, begin + length)
-            if isinstance(length, int) and (missing := piece * cut.count - length):
+            missing = static_size(piece * cut.count - length)
+            if missing:  # a symbolic length divides
                 part = self._padded(part, dim, missing, value)
             parts.append(self._reshaped(part, [*before, outer, cut.count, piece, *behind]))
         return self._joined(parts, dim + 1)

@@ -39,7 +39,7 @@ def refuse_other_inputs(inputs: Mapping[str, Any], ranks: Ranks) -> None:
     count = group.input_rounds = group.input_rounds + 1 if group.input_call == number else 0
     group.input_call = number
     keys = {other: _key(ranks, number, count, other) for other in ranks}
-    own = {name: _digest(value) for name, value in inputs.items()}
+    own = {name: digest(value) for name, value in inputs.items()}
     with explain_store_errors():
         store.set(keys[rank], json.dumps(own))
         store.set(_asked_key(ranks, number, count), "")
@@ -72,10 +72,11 @@ def _difference(given: Mapping[int, Any], inputs: Mapping[str, Any]) -> str:
     first = next(iter(comparing))
     for rank, theirs in comparing.items():
         for name, value in inputs.items():
-            if comparing[first].get(name) != theirs.get(name):
+            ours, other = comparing[first].get(name), theirs.get(name)
+            if ours != other:
                 return (
                     f"option 'shard': rank {rank} was called with another value than rank {first} "
-                    f"in {name} ({_described(value)}); every rank must have the same "
+                    f"in {name} ({_described(value, ours, other)}); every rank must have the same "
                     "weights and be called with the same inputs: seed random numbers alike"
                 )
     return ""
@@ -89,11 +90,12 @@ def _asked_key(ranks: Ranks, number: int, count: int) -> str:
     return f"cocodiff/inputs/{group_key(ranks)}/{number}.{count}/asked"
 
 
-def _digest(value: Any) -> list[Any]:
+def digest(value: Any) -> list[Any]:
     """Returns a few numbers that tell values apart: sums of words, each hashed with its place."""
     if not isinstance(value, torch.Tensor):
         return [repr(value)]
-    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+    flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
     memory = flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have stride 0
     missing = -len(memory) % 8
     if missing or memory.storage_offset() % 8:
@@ -114,7 +116,9 @@ def _hashed(words: torch.Tensor) -> torch.Tensor:
     return words ^ ((words >> 32) & 0xFFFFFFFF)
 
 
-def _described(value: Any) -> str:
+def _described(value: Any, ours: Any, theirs: Any) -> str:
+    """Describes an input of which two ranks have these digests, alike on every rank."""
     if not isinstance(value, torch.Tensor):
-        return repr(value)
+        given = ("nothing" if digest is None else digest[0] for digest in (theirs, ours))
+        return " instead of ".join(given)
     return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
