@@ -9,7 +9,7 @@ graph: Dynamo captures a call for which that differs anew, and finds the right o
 from __future__ import annotations
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import has_unbacked_size, terms_of
 from cocodiff_compile.ir.aten import aten, is_tensor, parse_fused_attention, shape_of, value_of
@@ -38,9 +38,11 @@ def prepare_for_shares(graph: Graph, num_ranks: int) -> bool:
     for count in counts:
         _guarded(count, num_ranks)
     sizes = SizeNodes(graph)
-    for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
-        node.replace_all_uses_with(sizes.argument(node.meta["val"]))
-        graph.erase_node(node)
+    read = graph.find_nodes(op="call_function", target=aten.sym_size.int)
+    for node, size in [(node, sizes.argument(node.meta["val"])) for node in read]:
+        if isinstance(size, Node):
+            node.replace_all_uses_with(size)
+            graph.erase_node(node)
     return True
 
 
