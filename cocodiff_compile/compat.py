@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+import sympy
 import torch
 from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _create_work_from_future,
@@ -39,11 +40,20 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _resolve_process_group,
     _world,
 )
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, optimization_hint, statically_known_true
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    has_free_unbacked_symbols,
+    optimization_hint,
+    statically_known_true,
+)
+from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -62,12 +72,14 @@ __all__ = [
     "compile_fx_inner",
     "compiling_later",
     "default_store",
+    "emit_expression",
     "fake_store",
     "find_group",
     "freezes_weights",
     "get_hash_for_files",
     "group_ranks",
     "groups_by_name",
+    "has_unbacked_size",
     "inductor_folder",
     "inductor_settings",
     "is_capturing",
@@ -83,6 +95,7 @@ __all__ = [
     "skip_frame_of",
     "sort_topologically",
     "statically_known_true",
+    "terms_of",
     "trace_artifact",
     "trace_decomposed",
     "without_autograd_cache",
@@ -259,6 +272,36 @@ def order_nodes(graph: Graph, before: Mapping[Node, Sequence[Node]]) -> bool:
         return False
     preserve_node_ordering(graph, {node: OrderedSet(others) for node, others in before.items()})
     return True
+
+
+class _SizeTracer(GraphAppendingTracer):
+    """Gives the nodes that it makes the values of their sizes."""
+
+    def create_node(self, *given: Any, **named: Any) -> Node:
+        node = super().create_node(*given, **named)
+        assert callable(node.target)
+        node.meta["val"] = node.target(*map_arg(node.args, lambda item: item.meta["val"]))
+        return node
+
+
+def emit_expression(graph: Graph, expression: Any, symbols: Mapping[Any, Node]) -> Node:
+    """Emits nodes that compute the expression of a symbolic size from those of its symbols."""
+    tracer = _SizeTracer(graph)
+    proxies = {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}
+    computed: Proxy = sympy_interp(PythonReferenceAnalysis, proxies, expression)
+    return computed.node
+
+
+def has_unbacked_size(value: torch.Tensor) -> bool:
+    """Returns whether a size of a tensor depends on values."""
+    return has_free_unbacked_symbols(value)
+
+
+def terms_of(size: torch.SymInt) -> list[torch.SymInt]:
+    """Returns the symbolic terms that a size is the sum of."""
+    terms = sympy.Add.make_args(size.node.expr)
+    make: Callable[..., torch.SymInt] = size.node.shape_env.create_symintnode
+    return [make(term, hint=None) for term in terms if not term.is_number]
 
 
 def inductor_settings(settings: Mapping[str, Any]) -> Any:

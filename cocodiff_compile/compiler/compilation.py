@@ -14,6 +14,10 @@ Generate: TypeAlias = "Callable[..., Any]"
 """Makes a graph callable, as Inductor's `compile_fx_inner` does."""
 
 
+class NeedsNumbersError(Exception):
+    """Says that a graph with symbolic sizes is better compiled for each set of sizes."""
+
+
 @dataclass(frozen=True)
 class Compilation:
     """`dry_run`: this rank compiles alone and will not run the graph. Otherwise all ranks compile
@@ -29,3 +33,7 @@ class Compilation:
     """Inductor's settings by the mode of torch.compile."""
     inductor_options: Mapping[str, Any] = field(default_factory=dict)
     """The arguments that Inductor calls the compiler of one graph with."""
+    for_any_size: bool = False
+    """Whether tokens are to be shared out in a graph with symbolic sizes; NeedsNumbersError is
+    raised if that graph allows less than one with numbers may.
+    """

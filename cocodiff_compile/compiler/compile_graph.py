@@ -8,9 +8,11 @@ graph without a Ulysses attention, go to Inductor as they came.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +25,10 @@ from cocodiff_compile.compat import (
     optimization_hint,
     without_autograd_cache,
 )
-from cocodiff_compile.compiler.compilation import Compilation, Generate
+from cocodiff_compile.compiler.compilation import Compilation, Generate, NeedsNumbersError
 from cocodiff_compile.compiler.dry_run import is_dry_run, stand_in
 from cocodiff_compile.compiler.dumps import Dumps
+from cocodiff_compile.compiler.enclosing_module import enclosing_module
 from cocodiff_compile.compiler.exact_rows import rows_differ_on_any
 from cocodiff_compile.compiler.find_machines import find_machines
 from cocodiff_compile.compiler.finish_graph import FinishGraph
@@ -33,8 +36,16 @@ from cocodiff_compile.compiler.graph_rounds import graph_rounds
 from cocodiff_compile.compiler.live_device import find_device
 from cocodiff_compile.compiler.per_shape import PerShape, has_symbolic_sizes
 from cocodiff_compile.compiler.selective_graph import select_pass, selective_call
-from cocodiff_compile.compiler.shard_graph import join_wholes, shard_deciding, sharded_graph
-from cocodiff_compile.compiler.stages import CUT, RECOGNIZE, SELECT, SHARD, Deciding, stages
+from cocodiff_compile.compiler.shard_graph import captured_inputs, shard_deciding, sharded_graph
+from cocodiff_compile.compiler.stages import (
+    CUT,
+    RECOGNIZE,
+    SELECT,
+    SHARD,
+    Deciding,
+    needs_numbers,
+    stages,
+)
 from cocodiff_compile.compiler.written_shares import refuse_written_shares
 from cocodiff_compile.config import CompileConfig
 from cocodiff_compile.cost.costs import Costs
@@ -89,9 +100,14 @@ def compile_graph(
     settings = _mode_settings(mode)
     compilation = Compilation(config, generate, dry_run, device, settings or {})
     compiling = functools.partial(_compile_captured, compilation=compilation, settings=settings)
-    if config.shard is not None and has_symbolic_sizes(gm):
-        return PerShape(gm, compiling)
-    return compiling(gm, example_inputs)
+    if config.shard is None or not has_symbolic_sizes(gm):
+        return compiling(gm, example_inputs)
+    if enclosing_module() is None and config.selective is None:
+        attempt = replace(compilation, for_any_size=True)
+        with suppress(NeedsNumbersError):
+            copied = GraphModule(gm, copy.deepcopy(gm.graph))
+            return compiling(copied, example_inputs, compilation=attempt)
+    return PerShape(gm, compiling)
 
 
 def _compile_captured(
@@ -132,12 +148,14 @@ def _compile_inner(
         return compilation.generate(gm, example_inputs, **inductor_options)
     compilation = replace(compilation, inductor_options=inductor_options)
     config, dry_run = compilation.config, compilation.dry_run
-    dumps = Dumps.of(config, dry_run)
-    taken = join_wholes(gm.graph)
+    captured = captured_inputs(gm, inductor_options)
     deciding = shard_deciding(gm.graph, config, dry_run, compilation.device)
+    if compilation.for_any_size and needs_numbers(gm.graph, deciding):
+        raise NeedsNumbersError
+    dumps = Dumps.of(config, dry_run)
     first = (*stages(SHARD, deciding), *stages(RECOGNIZE, deciding))
     report = Pipeline(first, dumps.observers).run(gm)
-    sharded = sharded_graph(gm.graph, len(example_inputs), taken, deciding)
+    sharded = sharded_graph(gm.graph, len(example_inputs), captured, deciding)
     if sharded is not None:
         inputs = [*example_inputs, sharded.rank]
         compiled = _compile_recognized(gm, inputs, compilation, report, dumps)

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch import nn
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from cocodiff_compile.compat import find_group, group_ranks, outside_the_compiler
 from cocodiff_compile.compiler.enclosing_module import enclosing_module, is_inside_a_model
@@ -28,6 +27,7 @@ from cocodiff_compile.devices.choose import device_kind
 from cocodiff_compile.devices.device import Device
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import bound, is_tensor, value_of
+from cocodiff_compile.ir.constants import constants_of
 from cocodiff_compile.passes.shard_tokens import KEPT_SHARES, RANK_INPUT
 from cocodiff_compile.ranks.agreement.same_inputs import refuse_other_inputs
 from cocodiff_compile.ranks.agreement.watch import watched
@@ -48,7 +48,9 @@ def shard_deciding(
     group, ranks = _group(config, dry_run)
     if len(ranks) < 2:
         return Deciding(config)
-    device = next(value_of(node).device for node in graph.nodes if is_tensor(node))
+    device = next((value_of(node).device for node in graph.nodes if is_tensor(node)), None)
+    if device is None:
+        return Deciding(config)
     machine = sketch_machine(_topology(config, len(ranks)))
     costs = Costs(given or device_kind(device.type).guess, {group: machine}, config.tapa_mode)
     estimated = ShareCosts(
@@ -99,6 +101,18 @@ def _topology(config: CompileConfig, num_ranks: int) -> Topology:
 
 
 @dataclass(frozen=True)
+class CapturedInputs:
+    """Describes what a graph reads, before shard-tokens: what ranks must have alike."""
+
+    shares: frozenset[int]
+    """The inputs that are shares."""
+    weights: frozenset[int]
+    """The inputs that are parameters and buffers of the model."""
+    constants: Mapping[str, Any]
+    """What became part of the graph, by what a message calls it."""
+
+
+@dataclass(frozen=True)
 class ShardedGraph:
     """Describes what shard-tokens added to a graph."""
 
@@ -107,8 +121,7 @@ class ShardedGraph:
     group: str
     kept: Mapping[int, Cut]
     """The outputs that are shares, each with its cut."""
-    taken: frozenset[int]
-    """The inputs that are shares."""
+    captured: CapturedInputs
 
     def callable_as_before(self, compiled: Callable[[list[Any]], Any], compare: str) -> SharedCall:
         """Returns a callable that takes the inputs of the model, without the rank."""
@@ -116,7 +129,7 @@ class ShardedGraph:
 
 
 def sharded_graph(
-    graph: Graph, num_inputs: int, taken: frozenset[int], deciding: Deciding
+    graph: Graph, num_inputs: int, captured: CapturedInputs, deciding: Deciding
 ) -> ShardedGraph | None:
     """Returns what shard-tokens added, None if it left the graph as it was."""
     inputs = list(graph.find_nodes(op="placeholder"))
@@ -124,14 +137,15 @@ def sharded_graph(
         return None
     assert deciding.sharding is not None
     kept = graph.output_node().meta.get(KEPT_SHARES, {})
-    return ShardedGraph(inputs[-1].meta["val"], deciding.sharding.group, kept, taken)
+    return ShardedGraph(inputs[-1].meta["val"], deciding.sharding.group, kept, captured)
 
 
 @dataclass(eq=False)
 class SharedCall:
     """Calls a compiled graph with the rank behind the inputs of the model. The first call compares
-    the inputs of all ranks: every rank must be called with the same. Where a model calls one graph
-    for several blocks, all weights of its first call are compared.
+    the inputs of all ranks, and the constants of the graph: every rank must be called with the
+    same. Where a model calls one graph for several blocks, all weights of its first call are
+    compared.
     """
 
     run: Callable[[list[Any]], Any]
@@ -157,23 +171,26 @@ class SharedCall:
         return self._rank
 
     def _compare(self, args: Sequence[Any]) -> None:
-        places = self._places_to_compare(args)
+        given = self._to_compare(args)
         ranks = group_ranks(self.sharded.group)
-        if places and ranks and ranks_are_real():
-            refuse_other_inputs({place: args[place] for place in places}, tuple(ranks))
+        if given and ranks and ranks_are_real():
+            refuse_other_inputs(given, tuple(ranks))
 
-    def _places_to_compare(self, args: Sequence[Any]) -> list[int]:
-        """Returns the places of the inputs to compare, by what all ranks know alike: never by
-        addresses.
-        """
-        whole = [place for place in range(len(args)) if place not in self.sharded.taken]
-        if self._first_call is None:
-            self._first_call = begun_calls() if is_inside_a_model() else -1
-            return whole
-        if self.compare == "all":
-            return whole
-        is_first_call = self._first_call == begun_calls()
-        return [n for n in whole if is_first_call and isinstance(args[n], nn.Parameter)]
+    def _to_compare(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Returns what to compare, by what all ranks know alike: never by addresses."""
+        captured = self.sharded.captured
+        wholes = {
+            f"input {place}": value
+            for place, value in enumerate(args)
+            if place not in captured.shares
+        }
+        if self._first_call is None or self.compare == "all":
+            if self._first_call is None:
+                self._first_call = begun_calls() if is_inside_a_model() else -1
+            return {**captured.constants, **wholes}
+        if self._first_call != begun_calls():
+            return {}
+        return {f"input {place}": args[place] for place in sorted(captured.weights)}
 
     def _with_shares(self, results: list[Any]) -> list[Any]:
         stays = is_inside_a_model() and is_gathered_behind()
@@ -185,7 +202,13 @@ class SharedCall:
         return results
 
 
-def join_wholes(graph: Graph) -> frozenset[int]:
+def captured_inputs(module: GraphModule, inductor_options: Mapping[str, Any]) -> CapturedInputs:
+    """Describes the inputs of a graph; makes the whole of a share once."""
+    weights = frozenset(inductor_options.get("static_input_idxs", ()))
+    return CapturedInputs(_join_wholes(module.graph), weights, constants_of(module))
+
+
+def _join_wholes(graph: Graph) -> frozenset[int]:
     """Makes the whole of a share once; returns the places of the inputs that are shares."""
     first: dict[Node, Node] = {}
     for node in graph.find_nodes(op="call_function", target=WHOLE):

@@ -39,6 +39,7 @@ from cocodiff_compile.decide.token_chunk_count import (
     choose_token_chunks,
 )
 from cocodiff_compile.decide.unfused_projections import choose_unfused
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.passes.chunk_heads import ChunkHeads
 from cocodiff_compile.passes.chunk_tokens import ChunkTokens
@@ -49,6 +50,7 @@ from cocodiff_compile.passes.shard_tokens import ShardTokens
 from cocodiff_compile.passes.split_projections import SplitProjections
 from cocodiff_compile.passes.split_tapa_phases import SplitTapaPhases
 from cocodiff_compile.pipeline.run_passes import Chosen, Stage
+from cocodiff_compile.shard.any_size import is_for_any_size, prepare_for_shares
 from cocodiff_compile.topology.machine import Machine
 
 
@@ -109,6 +111,19 @@ def _shard(deciding: Deciding, graph: Graph, _recognition: Recognition) -> Chose
         return Chosen(notes=(note,), sharing=report)
     shard = ShardTokens(sharing.steps, sharding.group, keeps_shares)
     return Chosen(shard, (f"shared out over {num_ranks} ranks",), sharing=report)
+
+
+def needs_numbers(graph: Graph, deciding: Deciding) -> bool:
+    """Returns whether a graph with symbolic sizes had better be compiled for each set of sizes: its
+    tokens can be shared out, but not in all attentions while sizes are symbols.
+    """
+    sharding = deciding.sharding
+    if sharding is None or not is_for_any_size(graph) or why_not_shared(graph):
+        return False
+    if not prepare_for_shares(graph, sharding.num_ranks):
+        return True
+    found = choose_sharing(graph, sharding.group, sharding.num_ranks, sharding.costs)
+    return not all(node in found.steps for node in graph.nodes if is_attention(node.target))
 
 
 def _recognize(_deciding: Deciding, _graph: Graph, _recognition: Recognition) -> Chosen:

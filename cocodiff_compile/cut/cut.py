@@ -13,7 +13,7 @@ were `selected` are the first of two chunks, of which only that one is computed.
 
 Chunks may also be the shares of ranks. A share holds a part of every one of the `segments` of a
 block, such as text and image of a joint sequence; segments that do not divide are padded, so that
-all shares have the same length.
+all shares have the same length. A symbolic segment must provably divide.
 
     shares   [B, T + S, C] on P ranks                       dim 1, outer 1, segments (T, S)
 """
@@ -23,10 +23,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch.fx import Node
 
 from cocodiff_compile.ir.aten import shape_of
-from cocodiff_compile.ir.layout import Size, same, static_size
+from cocodiff_compile.ir.layout import Size, divides, same, static_size
 
 
 class CutUnknown(Exception):
@@ -40,7 +41,7 @@ class Cut:
     lengths: tuple[Size, ...]
     selected: int = 0
     """How many rows from anywhere the first chunk holds, in their order; 0 for stretches."""
-    segments: tuple[int, ...] = ()
+    segments: tuple[Size, ...] = ()
     """The lengths that are shared out one by one where chunks are the shares of ranks."""
 
     @classmethod
@@ -49,13 +50,15 @@ class Cut:
         return cls(dim, outer, (size // outer // count,) * count)
 
     @classmethod
-    def over_ranks(cls, dim: int, outer: int, segments: Sequence[int], num_ranks: int) -> Cut:
-        """Returns the cut of every segment of each block into as many shares as there are ranks."""
-        share = sum(-(-length // num_ranks) for length in segments)
+    def over_ranks(cls, dim: int, outer: Size, segments: Sequence[Size], num_ranks: int) -> Cut:
+        """Returns the cut of every segment of each block into as many shares as there are ranks.
+        Raises CutUnknown if a symbolic segment may not divide.
+        """
+        share = sum(_piece(length, num_ranks) for length in segments)
         return cls(dim, outer, (share,) * num_ranks, segments=tuple(segments))
 
-    def with_segments(self, segments: Sequence[int]) -> Cut:
-        return Cut.over_ranks(self.dim, int(self.outer), segments, self.count)
+    def with_segments(self, segments: Sequence[Size]) -> Cut:
+        return Cut.over_ranks(self.dim, self.outer, segments, self.count)
 
     @property
     def count(self) -> int:
@@ -68,9 +71,9 @@ class Cut:
         return sum(lengths[1:], lengths[0])
 
     @property
-    def pieces(self) -> tuple[int, ...]:
+    def pieces(self) -> tuple[Size, ...]:
         """Returns how much of each segment a share holds, padding included."""
-        return tuple(-(-length // self.count) for length in self.segments)
+        return tuple(_piece(length, self.count) for length in self.segments)
 
     @property
     def is_equal(self) -> bool:
@@ -83,8 +86,10 @@ class Cut:
         """Returns whether chunks lie in the same places, for tensors of the same size in the dim;
         equal chunks of different sizes count as alike.
         """
-        mine = (self.dim, self.count, self.selected, self.segments)
-        if mine != (other.dim, other.count, other.selected, other.segments):
+        mine = (self.dim, self.count, self.selected, len(self.segments))
+        if mine != (other.dim, other.count, other.selected, len(other.segments)):
+            return False
+        if not all(map(same, self.segments, other.segments)):
             return False
         is_equal = self.is_equal and other.is_equal
         return same(self.outer, other.outer) and (
@@ -93,6 +98,15 @@ class Cut:
 
     def at(self, dim: int) -> Cut:
         return replace(self, dim=dim)
+
+
+def _piece(length: Size, num_ranks: int) -> Size:
+    if isinstance(length, int):
+        return -(-length // num_ranks)
+    if not divides(num_ranks, length):
+        raise CutUnknown(f"{length} tokens may not divide by {num_ranks} ranks")
+    piece: torch.SymInt = length // num_ranks
+    return piece
 
 
 @dataclass(frozen=True)

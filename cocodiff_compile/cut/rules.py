@@ -304,12 +304,12 @@ def _joined(node: Node, tensors: Sequence[Node], cuts: Cuts) -> Cut:
 def _joined_shares(node: Node, tensors: Sequence[Node], cuts: Cuts) -> Cut:
     """Returns the cut whose segments are those of all tensors, one behind the other."""
     dim = _dim_argument(node)
-    segments: list[int] = []
+    segments: list[Size] = []
     for item in tensors:
         cut = cuts.get(item)
         if cut is not None and (cut.dim != dim or not same(cut.outer, 1)):
             raise CutUnknown(f"{node.name} joins rows of several blocks")
-        segments += cut.segments if cut else numbers(shape_of(item)[dim : dim + 1], item)
+        segments += cut.segments if cut else shape_of(item)[dim : dim + 1]
     return next(iter(cuts.values())).with_segments(segments).at(dim)
 
 

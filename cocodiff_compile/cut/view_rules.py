@@ -26,7 +26,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     slice_of,
 )
-from cocodiff_compile.ir.layout import Size, divides, same, static_size
+from cocodiff_compile.ir.layout import Size, divides, index_of, same, static_size
 
 SQUEEZE = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
 
@@ -81,6 +81,29 @@ def reshaped(cut: Cut, operand: Node, node: Node) -> Cut:
 
 def reshaped_cut(cut: Cut, before: Sequence[Size], after: Sequence[Size], name: str) -> Cut:
     """Returns where the same chunks lie after a reshape from `before` to `after`."""
+    ahead, ahead_after = _unchanged_ahead(cut.dim, before, after)
+    inside = _reshaped_inside(cut.at(cut.dim - ahead), before[ahead:], after[ahead_after:], name)
+    return inside.at(inside.dim + ahead_after)
+
+
+def _unchanged_ahead(dim: int, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int]:
+    """Returns how many dims in front of `dim` a reshape leaves as they are, before and after it;
+    dims of one element come and go. What is left of symbolic sizes is easier to divide.
+    """
+    place = place_after = 0
+    while place < dim and place_after < len(after):
+        if same(before[place], after[place_after]):
+            place, place_after = place + 1, place_after + 1
+        elif same(before[place], 1):
+            place += 1
+        elif same(after[place_after], 1):
+            place_after += 1
+        else:
+            break
+    return place, place_after
+
+
+def _reshaped_inside(cut: Cut, before: Sequence[Size], after: Sequence[Size], name: str) -> Cut:
     blocks = math.prod(before[: cut.dim]) * cut.outer
     least = cut.count if cut.is_equal else 1
     ahead: Size = 1
@@ -120,9 +143,14 @@ def _scaled_shares(cut: Cut, inner: Size) -> Cut | None:
     """Returns the shares of blocks of `inner` elements that stand for all of a block; None if a
     share would begin inside of an element.
     """
-    scaled = [divmod(length * int(inner), int(cut.inner)) for length in cut.segments]
+    sizes = [static_size(size) for size in (inner, cut.inner, *cut.segments)]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    after, before, *segments = known
+    scaled = [divmod(length * after, before) for length in segments]
     lengths = [length for length, _ in scaled]
-    if any(rest for _, rest in scaled) or any(n % cut.count for n in (*lengths, *cut.segments)):
+    if any(rest for _, rest in scaled) or any(n % cut.count for n in (*lengths, *segments)):
         return None
     return cut.with_segments(lengths)
 
@@ -162,24 +190,26 @@ def _taken(cut: Cut, slicing: Node, node: Node) -> Cut:
         return cut
     if not same(cut.outer, 1) or cut.selected:
         raise CutUnknown(f"{slicing.name} takes rows of several blocks, or of those selected")
-    begin, end = taken_range(slicing, node)
-    if begin == end:
+    place, stop = taken_range(slicing, node)
+    if same(place, stop):
         raise CutUnknown(f"{slicing.name} takes no row")
     if cut.segments:
-        first, last = segments_within(cut, begin, end, slicing)
+        first, last = segments_within(cut, place, stop, slicing)
         return cut.with_segments(cut.segments[first:last])
+    begin, end = numbers((place, stop), slicing)
     chunks = (stretch(cut, number, whole) for number in range(cut.count))
     return replace(cut, lengths=tuple(max(0, min(end, e) - max(begin, b)) for b, e in chunks))
 
 
-def segments_within(cut: Cut, begin: int, end: int, node: Node) -> tuple[int, int]:
+def segments_within(cut: Cut, begin: Size, end: Size, node: Node) -> tuple[int, int]:
     """Returns the numbers of the first segment of a stretch and of the first one behind it. Raises
     CutUnknown if the stretch begins or ends inside of a segment.
     """
     bounds = [0, *itertools.accumulate(cut.segments)]
-    if begin not in bounds or end not in bounds:
+    first, last = index_of(bounds, begin), index_of(bounds, end)
+    if first is None or last is None:
         raise CutUnknown(f"{node.name} begins or ends inside of what ranks share")
-    return bounds.index(begin), bounds.index(end)
+    return first, last
 
 
 def _part(slicing: Node, node: Node) -> tuple[int, Size, Size]:
@@ -189,11 +219,11 @@ def _part(slicing: Node, node: Node) -> tuple[int, Size, Size]:
     return part
 
 
-def taken_range(slicing: Node, node: Node) -> tuple[int, int]:
+def taken_range(slicing: Node, node: Node) -> tuple[Size, Size]:
     """Returns from where to where a slice, or one result of a split, reaches. Raises CutUnknown if
-    that is no stretch of known length.
+    that is no stretch.
     """
-    begin, length = numbers(_part(slicing, node)[1:], slicing)
+    _, begin, length = _part(slicing, node)
     return begin, begin + length
 
 

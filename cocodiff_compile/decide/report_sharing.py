@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch.fx import Graph, Node
 
+from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.cost.ops import hinted_bytes, hinted_shape
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.cut.rules import step_cut
@@ -35,6 +36,7 @@ from cocodiff_compile.decide.shared_nodes import (
 )
 from cocodiff_compile.ir.aten import SLICING, is_alias, is_tensor, parse_fused_attention
 from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.ir.layout import Size
 from cocodiff_compile.ir.module_path import module_path_of
 from cocodiff_compile.shard.shares import AttentionMode, Shared
 from cocodiff_compile.shard.token_share import WHOLE
@@ -227,7 +229,7 @@ class _Reporter:
             why_whole="" if is_shared else self.why_whole(node),
             heads=heads,
             padded_heads=heads + missing,
-            tokens=could.cut.segments if could is not None and by_tokens else (tokens,),
+            tokens=_hinted(could.cut.segments) if could is not None and by_tokens else (tokens,),
             padded_tokens=_padded(could.cut) if could is not None and by_tokens else (tokens,),
             keys=keys,
             exchange_s=self._exchange_seconds(could),
@@ -296,7 +298,11 @@ def _reads_share(reader: Shared | None, source: Node, step: Shared) -> bool:
 
 
 def _padded(cut: Cut) -> tuple[int, ...]:
-    return tuple(piece * cut.count for piece in cut.pieces)
+    return _hinted([piece * cut.count for piece in cut.pieces])
+
+
+def _hinted(sizes: Sequence[Size]) -> tuple[int, ...]:
+    return tuple(map(optimization_hint, sizes))
 
 
 def _top_module(path: str) -> str:

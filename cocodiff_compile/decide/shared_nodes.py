@@ -24,6 +24,7 @@ from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor, parse_fused_a
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
+from cocodiff_compile.shard.any_size import depends_on_values
 from cocodiff_compile.shard.gathers import can_be_kept, looked_into, why_not_gathered
 from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
 from cocodiff_compile.shard.spread import is_of_group, spread
@@ -74,12 +75,12 @@ def why_not_shared(graph: Graph) -> str:
     """Returns why nothing of a graph can be shared out; an empty string if something may be."""
     if any(map(is_collective, graph.nodes)):
         return "the model exchanges tokens itself"
+    if not graph.find_nodes(op="placeholder"):
+        return "it has no inputs"
     if any(map(is_write_back, graph.nodes)):
         return "the model writes to its inputs"
-    values = (node.meta.get("val") for node in graph.nodes)
-    shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
-    if any(not isinstance(size, int) for shape in shapes for size in shape):
-        return "sizes are not known: they depend on values, or the graph is for any size"
+    if depends_on_values(graph):
+        return "sizes depend on values"
     if not any(is_attention(node.target) for node in graph.nodes):
         return "no attention in it"
     if len(devices := _attention_devices(graph)) > 1:

@@ -14,7 +14,7 @@ be symbolic; every comparison must be provable, an unprovable one raises `Layout
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -61,8 +61,29 @@ def divides(part: Size, whole: Size) -> bool:
 
 def static_size(size: Size) -> int | None:
     """Returns the number that a size provably is, None for one that depends on a symbol."""
+    if isinstance(size, int):
+        return size
     hint: int = optimization_hint(size)
     return hint if same(size, hint) else None
+
+
+def in_order(sizes: Iterable[Size]) -> list[Size] | None:
+    """Returns sizes in ascending order, each once; None if their order cannot be proven."""
+    found: list[Size] = []
+    for size in sizes:
+        place = 0
+        while place < len(found) and statically_known_true(found[place] < size):
+            place += 1
+        if place == len(found) or statically_known_true(size < found[place]):
+            found.insert(place, size)
+        elif not same(size, found[place]):
+            return None
+    return found
+
+
+def index_of(sizes: Sequence[Size], size: Size) -> int | None:
+    """Returns the place of a size among others, None if it is provably equal to none of them."""
+    return next((place for place, item in enumerate(sizes) if same(item, size)), None)
 
 
 def product(factors: Sequence[Factor]) -> Size:

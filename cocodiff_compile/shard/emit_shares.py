@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from cocodiff_compile.cut.cut import Cut, sizes_of
+from cocodiff_compile.cut.cut import Cut, numbers
 from cocodiff_compile.cut.joining import emit_dense_like
 from cocodiff_compile.cut.view_rules import segments_within, taken_range, written_range
 from cocodiff_compile.ir.aten import (
@@ -36,6 +36,8 @@ from cocodiff_compile.ir.aten import (
     shape_of,
     value_of,
 )
+from cocodiff_compile.ir.layout import Size, same, static_size
+from cocodiff_compile.ir.size_nodes import SizeNodes
 from cocodiff_compile.shard.gathers import is_gathered_as_bytes
 from cocodiff_compile.shard.shares import AttentionMode, Shared
 from cocodiff_compile.shard.token_share import WHOLE
@@ -52,7 +54,11 @@ class EmitShares:
     """The nodes of which each rank computes its share."""
     shares: dict[Node, Node] = field(default_factory=dict)
     gathered: dict[Node, Node] = field(default_factory=dict)
-    _parts: dict[tuple[Node, Cut], Node] = field(default_factory=dict)
+    _parts: dict[Node, list[tuple[Cut, Node]]] = field(default_factory=dict)
+    """The shares that were taken of wholes."""
+
+    def __post_init__(self) -> None:
+        self._sizes = SizeNodes(self.graph)
 
     def emit(self, node: Node) -> None:
         """Emits the share of a node, where the graph inserts."""
@@ -70,9 +76,12 @@ class EmitShares:
         """Returns a share of a node with this cut."""
         if node in self.steps and self.steps[node].cut.is_like(cut):
             return self.shares[node]
-        if (node, cut) not in self._parts:
-            self._parts[node, cut] = self._mine(self._by_rank(self.whole(node), cut), cut)
-        return self._parts[node, cut]
+        taken = self._parts.setdefault(node, [])
+        part = next((part for other, part in taken if other.is_like(cut)), None)
+        if part is None:
+            part = self._mine(self._by_rank(self.whole(node), cut), cut)
+            taken.append((cut, part))
+        return part
 
     # The share of a node
 
@@ -99,7 +108,8 @@ class EmitShares:
             target = (
                 aten.expand.default if node.target is aten.expand.default else aten.reshape.default
             )
-            return emit(self.graph, target, args[0], self._local_shape(node, step.cut), like=node)
+            shape = list(map(self._sizes.argument, self._local_shape(node, step.cut)))
+            return emit(self.graph, target, args[0], shape, like=node)
         if node.target is aten.slice_scatter.default:
             return self._write(node, inputs)
         like = node if is_tensor(node) else next(filter(is_tensor, node.all_input_nodes))
@@ -112,9 +122,9 @@ class EmitShares:
         need = step.needs.get(source)
         return self.whole(source) if need is None else self.share(source, need)
 
-    def _local_shape(self, node: Node, cut: Cut) -> list[int]:
-        shape = list(sizes_of(node))
-        shape[cut.dim] = int(cut.outer) * int(cut.lengths[0])
+    def _local_shape(self, node: Node, cut: Cut) -> list[Size]:
+        shape = list(shape_of(node))
+        shape[cut.dim] = cut.outer * cut.lengths[0]
         return shape
 
     def _slice(self, slicing: Node, node: Node) -> Node:
@@ -131,12 +141,12 @@ class EmitShares:
                 rest = (options["start"], options["end"], options["step"])
                 return emit(self.graph, aten.slice.Tensor, share, dim, *rest, like=node)
             begin, end = taken_range(slicing, node)
-        elif sizes_of(whole)[dim] == sizes_of(node)[dim]:
+        elif same(shape_of(whole)[dim], shape_of(node)[dim]):
             return share
         else:
             first, last = segments_within(need, *taken_range(slicing, node), node)
             begin, end = sum(need.pieces[:first]), sum(need.pieces[:last])
-        return emit(self.graph, aten.slice.Tensor, share, dim, begin, end, like=node)
+        return self._sliced(share, dim, begin, end, like=node)
 
     def _write(self, node: Node, inputs: Mapping[Node, Node]) -> Node:
         arguments, cut = bound(node), self.steps[node].cut
@@ -144,7 +154,8 @@ class EmitShares:
         rest = (arguments["start"], arguments["end"], arguments["step"])
         if dim == cut.dim:
             first, last = segments_within(cut, *written_range(node), node)
-            rest = (sum(cut.pieces[:first]), sum(cut.pieces[:last]), 1)
+            places = (sum(cut.pieces[:first]), sum(cut.pieces[:last]))
+            rest = (*map(self._sizes.argument, places), 1)  # type: ignore[assignment]
         operands = (inputs[arguments["self"]], inputs[arguments["src"]])
         return emit(self.graph, aten.slice_scatter.default, *operands, dim, *rest, like=node)
 
@@ -154,24 +165,24 @@ class EmitShares:
         """Emits a whole with the shares of all ranks one behind the other, padded with `value`: the
         dim that is cut becomes [outer, ranks, share].
         """
-        shape = sizes_of(whole)
+        shape, outer = shape_of(whole), cut.outer
         before, behind = shape[: cut.dim], shape[cut.dim + 1 :]
-        outer = int(cut.outer)
-        blocks = self._reshaped(whole, [*before, outer, int(cut.inner), *behind])
+        blocks = self._reshaped(whole, [*before, outer, cut.inner, *behind])
         dim = cut.dim + 1
         parts = []
         for begin, length, piece in _places(cut):
             part = blocks
-            if length < int(cut.inner):
+            if not same(length, cut.inner):
                 part = self._sliced(blocks, dim, begin, begin + length)
-            if missing := piece * cut.count - length:
+            missing = static_size(piece * cut.count - length)
+            if missing:  # a symbolic length divides
                 part = self._padded(part, dim, missing, value)
             parts.append(self._reshaped(part, [*before, outer, cut.count, piece, *behind]))
         return self._joined(parts, dim + 1)
 
     def _mine(self, by_rank: Node, cut: Cut) -> Node:
         """Emits the share of this rank, from those of all ranks."""
-        shape = list(sizes_of(by_rank))
+        shape = list(shape_of(by_rank))
         index = [None] * (cut.dim + 1) + [self.rank]
         mine = emit(self.graph, aten.index.Tensor, by_rank, index, like=by_rank)
         return self._reshaped(
@@ -181,24 +192,25 @@ class EmitShares:
     def _gather(self, node: Node) -> Node:
         cut, share = self.steps[node].cut, self.shares[node]
         gathered = self._gathered(emit_contiguous(self.graph, share), cut.count)
-        shape = sizes_of(share)
+        shape = shape_of(share)
         before, behind = shape[: cut.dim], shape[cut.dim + 1 :]
-        outer, length = int(cut.outer), int(cut.lengths[0])
+        outer, length = cut.outer, cut.lengths[0]
         blocks = self._reshaped(gathered, [cut.count, *before, outer, length, *behind])
-        parts, begin = [], 0
+        parts: list[Node] = []
+        begin: Size = 0
         dim = len(before) + 2
         for _, real, piece in _places(cut):
             part = blocks
-            if piece < length:
+            if not same(piece, length):
                 part = self._sliced(blocks, dim, begin, begin + piece)
             order = [*range(1, dim), 0, *range(dim, len(behind) + dim + 1)]
             part = emit(self.graph, aten.permute.default, part, order, like=share)
             part = self._reshaped(part, [*before, outer, cut.count * piece, *behind])
-            if real < cut.count * piece:
+            if not same(real, cut.count * piece):
                 part = self._sliced(part, dim - 1, 0, real)
             parts.append(part)
-            begin += piece
-        return self._reshaped(self._joined(parts, dim - 1), [*sizes_of(node)])
+            begin = begin + piece
+        return self._reshaped(self._joined(parts, dim - 1), shape_of(node))
 
     def _gathered(self, share: Node, count: int) -> Node:
         """Emits a gather of all shares, one behind the other; of their bytes, where the backend of
@@ -222,12 +234,12 @@ class EmitShares:
             op = attention.op
             keys = step.needs[attention.key]
             by_heads = {item: self._to_heads(given[item], op, step.cut.count) for item in given}
-            for item in (attention.key, attention.value):
+            for item in dict.fromkeys((attention.key, attention.value)):
                 by_heads[item] = self._without_padding(by_heads[item], op.token_dim, keys)
             if mask is not None:
                 by_heads[mask] = self._mask_of_heads(mask, step.cut, keys)
             result = self._call(node, by_heads, op.output)
-            heads = sizes_of(attention.query)[op.head_dim]
+            (heads,) = numbers(shape_of(attention.query)[op.head_dim : op.head_dim + 1], node)
             return self._to_tokens(result, op, step.cut.count, heads)
         if mask is not None:
             given[mask] = self._mask_of_share(mask, step)
@@ -247,7 +259,7 @@ class EmitShares:
 
     def _to_heads(self, share: Node, op: Any, count: int) -> Node:
         """Emits the exchange after which a rank has all tokens of some heads."""
-        heads = sizes_of(share)[op.head_dim]
+        (heads,) = numbers(shape_of(share)[op.head_dim : op.head_dim + 1], share)
         if missing := -heads % count:
             share = self._padded(share, op.head_dim, missing)
         return self._exchanged(share, op.head_dim, op.token_dim, count)
@@ -255,13 +267,13 @@ class EmitShares:
     def _to_tokens(self, result: Node, op: Any, count: int, heads: int) -> Node:
         """Emits the exchange after which a rank has all heads of its tokens again."""
         share = self._exchanged(result, op.token_dim, op.head_dim, count)
-        if sizes_of(share)[op.head_dim] > heads:
+        if not same(shape_of(share)[op.head_dim], heads):
             share = self._sliced(share, op.head_dim, 0, heads)
         return share
 
     def _exchanged(self, source: Node, scatter: int, gather: int, count: int) -> Node:
         """Emits an all-to-all that scatters one dim over the ranks and gathers another one."""
-        shape = list(sizes_of(source))
+        shape = list(shape_of(source))
         split = [*shape[:scatter], count, shape[scatter] // count, *shape[scatter + 1 :]]
         blocks = self._reshaped(source, split)
         order = [scatter, *(dim for dim in range(len(split)) if dim != scatter)]
@@ -272,14 +284,14 @@ class EmitShares:
         arrived = emit(self.graph, WAIT, started, like=source)
         order = [*range(1, gather + 1), 0, *range(gather + 1, len(split))]
         unpacked = emit(self.graph, aten.permute.default, arrived, order, like=source)
-        shape[scatter] //= count
-        shape[gather] *= count
+        shape[scatter] = shape[scatter] // count
+        shape[gather] = shape[gather] * count
         return self._reshaped(unpacked, shape)
 
     def _without_padding(self, tokens: Node, dim: int, cut: Cut) -> Node:
         """Emits the rows of all ranks that are tokens."""
         spans = _spans(cut)
-        if spans == [(0, sizes_of(tokens)[dim])]:
+        if len(spans) == 1 and same(spans[0][1], shape_of(tokens)[dim]):
             return tokens
         return self._joined([self._sliced(tokens, dim, *span) for span in spans], dim)
 
@@ -291,17 +303,16 @@ class EmitShares:
         num_dims = len(shape_of(mask))
         is_bool = value_of(mask).dtype is torch.bool
         for dim, cut in ((num_dims - 1, keys), (num_dims - 2, queries)):
-            if dim < 0 or sizes_of(whole)[dim] == 1:
+            if dim < 0 or same(shape_of(whole)[dim], 1):
                 continue
             by_rank = self._by_rank(whole, cut.at(dim), value=is_bool)
-            shape = list(sizes_of(whole))
-            shape[dim] = cut.count * int(cut.lengths[0])
+            shape = list(shape_of(whole))
+            shape[dim] = cut.count * cut.lengths[0]
             whole = self._reshaped(by_rank, shape)
             if cut is keys:
                 whole = self._without_padding(whole, dim, keys)
         heads = num_dims - 3
-        if heads >= 0 and sizes_of(whole)[heads] > 1:
-            size = sizes_of(whole)[heads]
+        if heads >= 0 and not same(size := shape_of(whole)[heads], 1):
             cut = Cut.over_ranks(heads, 1, (size,), queries.count)
             whole = self._mine(self._by_rank(whole, cut, value=is_bool), cut)
         return whole
@@ -310,19 +321,24 @@ class EmitShares:
         """Emits the rows of a mask for the queries, or the samples, of this rank."""
         away = 2 if step.mode is AttentionMode.CROSS else 4
         dim = len(shape_of(mask)) - away
-        if dim < 0 or sizes_of(mask)[dim] == 1:
+        if dim < 0 or same(shape_of(mask)[dim], 1):
             return self.whole(mask)
         return self.share(mask, step.cut.at(dim))
 
     # Ops
 
-    def _reshaped(self, source: Node, shape: Sequence[int]) -> Node:
-        if sizes_of(source) == tuple(shape):
+    def _reshaped(self, source: Node, shape: Sequence[Size]) -> Node:
+        before = shape_of(source)
+        if len(before) == len(shape) and all(map(same, before, shape)):
             return source
-        return emit(self.graph, aten.reshape.default, source, [*shape], like=source)
+        sizes = list(map(self._sizes.argument, shape))
+        return emit(self.graph, aten.reshape.default, source, sizes, like=source)
 
-    def _sliced(self, source: Node, dim: int, begin: int, end: int) -> Node:
-        return emit(self.graph, aten.slice.Tensor, source, dim, begin, end, like=source)
+    def _sliced(
+        self, source: Node, dim: int, begin: Size, end: Size, like: Node | None = None
+    ) -> Node:
+        places = map(self._sizes.argument, (begin, end))
+        return emit(self.graph, aten.slice.Tensor, source, dim, *places, like=like or source)
 
     def _padded(self, source: Node, dim: int, count: int, value: float | bool = 0) -> Node:
         behind = len(shape_of(source)) - 1 - dim
@@ -335,22 +351,24 @@ class EmitShares:
         return emit(self.graph, aten.cat.default, [*parts], dim, like=parts[0])
 
 
-def _places(cut: Cut) -> list[tuple[int, int, int]]:
+def _places(cut: Cut) -> list[tuple[Size, Size, Size]]:
     """Returns where each segment begins, its length, and how much of it a share holds."""
     begins = itertools.accumulate(cut.segments, initial=0)
     return list(zip(begins, cut.segments, cut.pieces, strict=False))
 
 
-def _spans(cut: Cut) -> list[tuple[int, int]]:
+def _spans(cut: Cut) -> list[tuple[Size, Size]]:
     """Returns the stretches of real rows among the shares of all ranks, one behind the other."""
-    spans: list[tuple[int, int]] = []
-    row = 0
+    spans: list[tuple[Size, Size]] = []
+    row: Size = 0
     for rank in range(cut.count):
         for length, piece in zip(cut.segments, cut.pieces, strict=True):
-            real = max(0, min(piece, length - rank * piece))
-            if real and spans and spans[-1][1] == row:
+            real = piece
+            if isinstance(length, int):  # a symbolic one divides
+                real = max(0, min(piece, length - rank * piece))
+            if spans and same(spans[-1][1], row):
                 spans[-1] = (spans[-1][0], row + real)
-            elif real:
+            elif not same(real, 0):
                 spans.append((row, row + real))
-            row += piece
+            row = row + piece
     return spans

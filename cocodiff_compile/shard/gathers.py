@@ -15,8 +15,10 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Graph, Node
 
+from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.ir.aten import SLICING, aten, is_alias, is_tensor, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.ir.layout import Size, same
 from cocodiff_compile.shard.token_share import WHOLE
 
 _BY_STRIDES = frozenset(
@@ -46,9 +48,9 @@ def why_not_gathered(node: Node, looked_into: frozenset[Node]) -> str:
     if value.is_conj() or value.is_neg():
         return f"{node.name} is negated when it is read"
     spans = _spans_in_memory(value)
-    if any(stride < inside for stride, inside in spans):
+    if any(optimization_hint(stride) < optimization_hint(inside) for stride, inside in spans):
         return f"{node.name} holds elements more than once"
-    has_gaps = any(stride != inside for stride, inside in spans)
+    has_gaps = not all(same(stride, inside) for stride, inside in spans)
     if node in looked_into and (has_gaps or _is_view(node)):
         return f"{node.name} is a view, and a reader looks at its memory"
     return ""
@@ -84,13 +86,15 @@ def looked_into(graph: Graph) -> frozenset[Node]:
     return frozenset(found)
 
 
-def _spans_in_memory(value: torch.Tensor) -> list[tuple[int, int]]:
+def _spans_in_memory(value: torch.Tensor) -> list[tuple[Size, Size]]:
     """Returns the stride of each dim of more than one element, and how many elements lie inside of
     it.
     """
     dims = zip(value.stride(), value.shape, strict=True)
-    spans, inside = [], 1
-    for stride, size in sorted((int(stride), int(size)) for stride, size in dims if size != 1):
+    larger = [(stride, size) for stride, size in dims if not same(size, 1)]
+    spans: list[tuple[Size, Size]] = []
+    inside: Size = 1
+    for stride, size in sorted(larger, key=lambda dim: tuple(map(optimization_hint, dim))):
         spans.append((stride, inside))
         inside = stride * size
     return spans

@@ -22,7 +22,7 @@ from cocodiff_compile.cut.rules import (
 )
 from cocodiff_compile.ir.aten import FusedAttention, aten, bound, shape_of, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
-from cocodiff_compile.ir.layout import same
+from cocodiff_compile.ir.layout import divides, same, static_size
 from cocodiff_compile.shard.gathers import is_carried
 from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
@@ -86,12 +86,12 @@ def _attended(node: Node, cut: Cut, proposed: Mapping[Node, Cut]) -> Shared:
         if not all(same(shape_of(item)[0], shape_of(attention.query)[0]) for item in roles):
             raise CutUnknown(f"{node.name} repeats samples")
         return Shared(cut, dict.fromkeys(roles, cut), AttentionMode.BATCH)
-    if cut.dim != op.token_dim or cut.outer != 1:
+    if cut.dim != op.token_dim or not same(cut.outer, 1):
         raise CutUnknown(f"{node.name} is cut at dim {cut.dim}, where its tokens are not")
     keys = _keys_to_exchange(attention, proposed)
     if keys is not None and _goes_by_heads(attention, cut, keys):
         needs = {attention.key: keys, attention.value: keys, attention.query: cut}
-        if len({attention.query, attention.key, attention.value}) == len(needs):
+        if attention.query not in (attention.key, attention.value):
             return Shared(cut, needs, AttentionMode.ULYSSES)
     if not op.has_independent_queries or attention.placed_by:
         raise CutUnknown(f"{node.name} looks at the places of its rows")
@@ -105,7 +105,7 @@ def _keys_to_exchange(attention: FusedAttention, proposed: Mapping[Node, Cut]) -
     keys, values = proposed.get(attention.key), proposed.get(attention.value)
     if keys is None or values is None or not keys.is_like(values):
         return None
-    return keys if keys.dim == attention.op.token_dim and keys.outer == 1 else None
+    return keys if keys.dim == attention.op.token_dim and same(keys.outer, 1) else None
 
 
 def _goes_by_heads(attention: FusedAttention, queries: Cut, keys: Cut) -> bool:
@@ -117,11 +117,13 @@ def _goes_by_heads(attention: FusedAttention, queries: Cut, keys: Cut) -> bool:
     if not (op.has_independent_heads and all(is_carried(value_of(item).dtype) for item in roles)):
         return False
     heads, key_heads = (
-        int(shape_of(item)[op.head_dim]) for item in (attention.query, attention.key)
+        static_size(shape_of(item)[op.head_dim]) for item in (attention.query, attention.key)
     )
+    if heads is None or key_heads is None:
+        return False
     if heads < num_ranks or (key_heads != heads and (heads % num_ranks or key_heads % num_ranks)):
         return False
     in_order = all(
-        len(cut.segments) == 1 and cut.segments[0] % num_ranks == 0 for cut in (queries, keys)
+        len(cut.segments) == 1 and divides(num_ranks, cut.segments[0]) for cut in (queries, keys)
     )
     return in_order or (op.has_independent_queries and not attention.placed_by)

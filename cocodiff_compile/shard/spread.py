@@ -12,10 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from torch.fx import Graph, Node
 
+from cocodiff_compile.compat import optimization_hint
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.cut.rules import step_cut
 from cocodiff_compile.cut.view_rules import taken_range, written_range
@@ -29,6 +31,7 @@ from cocodiff_compile.ir.aten import (
     shape_of,
 )
 from cocodiff_compile.ir.attention_ops import is_attention
+from cocodiff_compile.ir.layout import Size, divides, in_order, index_of, same
 from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
 
@@ -47,10 +50,24 @@ def spread(graph: Graph, group: str, num_ranks: int) -> dict[Node, Cut]:
         attention = parse_fused_attention(node)
         if attention.query not in spreading.proposed and attention.op.layout.startswith("B"):
             dim = attention.op.token_dim
-            tokens = int(shape_of(attention.query)[dim])
-            spreading.push(attention.query, Cut.over_ranks(dim, 1, (tokens,), num_ranks))
+            segments = _segments(graph, shape_of(attention.query)[dim], num_ranks)
+            with suppress(CutUnknown):
+                spreading.push(attention.query, Cut.over_ranks(dim, 1, segments, num_ranks))
             spreading.run()
     return spreading.proposed
+
+
+def _segments(graph: Graph, tokens: Size, num_ranks: int) -> tuple[Size, ...]:
+    """Returns what tokens are shared out one by one. A symbolic number of them may divide by the
+    ranks in parts only: in those that a concatenation joins.
+    """
+    if isinstance(tokens, int) or divides(num_ranks, tokens):
+        return (tokens,)
+    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
+        dim = bound(node)["dim"] % len(shape_of(node))
+        if same(shape_of(node)[dim], tokens):
+            return tuple(shape_of(item)[dim] for item in bound(node)["tensors"])
+    return (tokens,)
 
 
 def is_of_group(whole: Node, group: str, num_ranks: int) -> bool:
@@ -61,7 +78,8 @@ def is_of_group(whole: Node, group: str, num_ranks: int) -> bool:
 
 def _query_size(node: Node) -> int:
     query, key, _ = attention_operands(node)
-    return math.prod(map(int, shape_of(query))) * math.prod(map(int, shape_of(key)))
+    sizes = (*shape_of(query), *shape_of(key))
+    return math.prod(map(optimization_hint, sizes))
 
 
 class _Spreading:
@@ -77,14 +95,15 @@ class _Spreading:
 
     def push(self, node: Node, cut: Cut) -> None:
         """Proposes a cut of a node, or refines the one that was proposed."""
-        if cut.inner < 2:
+        if optimization_hint(cut.inner) < 2:
             return
         known = self.proposed.get(node)
         if known is not None:
-            if (known.dim, known.outer, known.inner) != (cut.dim, cut.outer, cut.inner):
+            is_same_place = known.dim == cut.dim and same(known.outer, cut.outer)
+            if not (is_same_place and same(known.inner, cut.inner)):
                 return
             cut = refined(known, itertools.accumulate(cut.segments))
-            if cut == known:
+            if cut.is_like(known):
                 return
         self.proposed[node] = cut
         self._queue.append(node)
@@ -140,7 +159,7 @@ def _keeps_rows(attention: Node, operand: Node, cut: Cut) -> bool:
 
 def _writes_rows(node: Node, cut: Cut) -> bool:
     """Returns whether a node writes some rows of the dim that is cut."""
-    if node.target is not aten.slice_scatter.default or cut.outer != 1:
+    if node.target is not aten.slice_scatter.default or not same(cut.outer, 1):
         return False
     dim: int = bound(node)["dim"] % len(shape_of(node))
     return dim == cut.dim
@@ -151,20 +170,26 @@ def _around_written(node: Node, operand: Node, cut: Cut) -> Cut:
     begin, end = written_range(node)
     if operand is bound(node)["self"]:
         return refined(cut, (begin, end))
-    behind = int(shape_of(node)[cut.dim]) - end
-    return cut.with_segments([length for length in (begin, *cut.segments, behind) if length])
+    around = (begin, *cut.segments, shape_of(node)[cut.dim] - end)
+    return cut.with_segments([length for length in around if not same(length, 0)])
 
 
 def _takes_part(slicing: Node, node: Node, cut: Cut) -> bool:
     """Returns whether a slice takes some rows of the dim that is cut."""
     dim = bound(slicing)["dim"] % len(shape_of(bound(slicing)["self"]))
     is_row = len(shape_of(node)) != len(shape_of(bound(slicing)["self"]))
-    return dim == cut.dim and not is_row and cut.outer == 1
+    return dim == cut.dim and not is_row and same(cut.outer, 1)
 
 
-def refined(cut: Cut, places: Iterator[int] | tuple[int, ...]) -> Cut:
-    """Returns a cut whose segments also end at these places of a block."""
-    inner = int(cut.inner)
-    bounds = sorted({0, inner, *itertools.accumulate(cut.segments)} | {*places})
-    inside = [place for place in bounds if 0 <= place <= inner]
-    return cut.with_segments([last - first for first, last in itertools.pairwise(inside)])
+def refined(cut: Cut, places: Iterable[Size]) -> Cut:
+    """Returns a cut whose segments also end at these places of a block, where that is possible."""
+    bounds = in_order((0, cut.inner, *itertools.accumulate(cut.segments), *places))
+    if bounds is None:
+        return cut
+    first, last = index_of(bounds, 0), index_of(bounds, cut.inner)
+    assert first is not None and last is not None
+    inside = bounds[first : last + 1]
+    try:
+        return cut.with_segments([stop - place for place, stop in itertools.pairwise(inside)])
+    except CutUnknown:
+        return cut

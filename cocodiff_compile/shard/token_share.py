@@ -12,6 +12,7 @@ whole is one op, `WHOLE`.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.cut.view_rules import reshaped_cut
 from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import ALL_GATHER, WAIT, aten
+from cocodiff_compile.ir.layout import Size
 from cocodiff_compile.ir.pointwise import POINTWISE
 from cocodiff_compile.ranks.agreement.watch import watched
 from cocodiff_compile.shard.model_calls import is_gathered_behind
@@ -95,7 +97,7 @@ def share_of(whole: Tensor, cut: Cut, rank: int) -> Tensor:
     dim = cut.dim + 1
     shares = []
     for part, piece in zip(
-        torch.split_with_sizes(blocks, list(cut.segments), dim), cut.pieces, strict=True
+        torch.split_with_sizes(blocks, list(cut.segments), dim), map(int, cut.pieces), strict=True
     ):
         begin = min(rank * piece, part.shape[dim])
         end = min(begin + piece, part.shape[dim])
@@ -191,7 +193,7 @@ class TokenShare(Tensor):
         """Returns the rows of some segments, by the first one and the one behind the last."""
         cut = self.cut
 
-        def rows(lengths: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        def rows(lengths: Sequence[Size]) -> Callable[[Tensor], Tensor]:
             begin, end = sum(lengths[:first]), sum(lengths[:last])
             return lambda tensor: tensor.narrow(cut.dim, begin, end - begin)
 
@@ -244,6 +246,10 @@ class TokenShare(Tensor):
     @not_captured
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @not_captured
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.whole(), memo)
 
     # What torch asks of a tensor class that can be captured
 

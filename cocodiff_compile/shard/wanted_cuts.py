@@ -37,7 +37,7 @@ from cocodiff_compile.ir.aten import (
     permutation,
     shape_of,
 )
-from cocodiff_compile.ir.layout import same
+from cocodiff_compile.ir.layout import in_order, index_of, same
 from cocodiff_compile.ir.parts import kept
 from cocodiff_compile.ir.pointwise import POINTWISE
 
@@ -97,11 +97,11 @@ def _of_slice(slicing: Node, node: Node, cut: Cut) -> Wanted:
         return {whole: cut.at(cut.dim + (dim <= cut.dim))}
     if dim != cut.dim or same(shape[dim], shape_of(node)[dim]):
         return {whole: cut}
-    if cut.outer != 1:
+    if not same(cut.outer, 1):
         raise CutUnknown(f"{node.name} takes rows of several blocks")
     begin, end = taken_range(slicing, node)
-    around = (begin, *cut.segments, int(shape[dim]) - end)
-    return {whole: cut.with_segments([length for length in around if length])}
+    around = (begin, *cut.segments, shape[dim] - end)
+    return {whole: cut.with_segments([length for length in around if not same(length, 0)])}
 
 
 def _of_reduction(node: Node, cut: Cut) -> Wanted:
@@ -123,15 +123,18 @@ def _of_concatenation(node: Node, cut: Cut) -> Wanted:
         return dict.fromkeys(tensors, cut.at(cut.dim - (dim < cut.dim)))
     if dim != cut.dim:
         return dict.fromkeys(tensors, cut)
-    if cut.outer != 1:
+    if not same(cut.outer, 1):
         raise CutUnknown(f"{node.name} joins rows of several blocks")
-    ends = list(itertools.accumulate(int(shape_of(item)[dim]) for item in tensors))
-    bounds = sorted({*itertools.accumulate(cut.segments), *ends})
+    ends = list(itertools.accumulate(shape_of(item)[dim] for item in tensors))
+    bounds = in_order((0, *itertools.accumulate(cut.segments), *ends))
+    if bounds is None:
+        raise CutUnknown(f"{node.name} joins rows whose order depends on symbolic sizes")
     wanted: Wanted = {}
-    for item, end in zip(tensors, ends, strict=True):
-        begin = end - int(shape_of(item)[dim])
-        inside = [begin, *(place for place in bounds if begin < place <= end)]
-        segments = [last - first for first, last in itertools.pairwise(inside)]
+    for item, begin, end in zip(tensors, (0, *ends), ends, strict=False):
+        first, last = index_of(bounds, begin), index_of(bounds, end)
+        assert first is not None and last is not None
+        inside = bounds[first : last + 1]
+        segments = [stop - place for place, stop in itertools.pairwise(inside)]
         if not segments or item in wanted:
             raise CutUnknown(f"{node.name} joins nothing, or the same tensor twice")
         wanted[item] = cut.with_segments(segments)

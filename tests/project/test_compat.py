@@ -282,3 +282,41 @@ def test_inductor_folder_is_where_inductor_writes(
     assert compat.inductor_folder() == str(tmp_path) == cache_dir()
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     assert compat.inductor_folder() == default_cache_dir()
+
+
+def _graph_of_any_size() -> torch.fx.GraphModule:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, _inputs: list[object], **_options: object) -> object:
+        graphs.append(gm)
+        return compat.make_boxed_func(gm.forward)
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[object]) -> object:
+        return compat.compile_fx(gm, example_inputs, inner_compile=keep)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(lambda x: torch.cat([x, x[:, :3]], 1), backend=backend, dynamic=True)(
+            torch.randn(2, 12)
+        )
+    return graphs[-1]
+
+
+def test_a_symbolic_size_is_parted_and_emitted() -> None:
+    gm = _graph_of_any_size()
+    (cat,) = gm.graph.find_nodes(op="call_function", target=aten.cat.default)
+    rows, columns = cat.meta["val"].shape
+    assert not compat.has_unbacked_size(cat.meta["val"])
+    (term,) = compat.terms_of(columns)
+    assert compat.statically_known_true(term + 3 == columns)
+    assert not compat.statically_known_true(term == rows)
+    (symbol,) = columns.node.expr.free_symbols
+    is_symbol = [
+        node
+        for node in gm.graph.find_nodes(op="placeholder")
+        if isinstance(node.meta["val"], torch.SymInt) and node.meta["val"].node.expr == symbol
+    ]
+    with gm.graph.inserting_before(cat):
+        node = compat.emit_expression(gm.graph, (columns // 4).node.expr, {symbol: is_symbol[0]})
+    assert node.op == "call_function"
+    assert compat.statically_known_true(node.meta["val"] == columns // 4)

@@ -17,6 +17,7 @@ from diffusers import (
     TaylorSeerCacheConfig,
 )
 
+from cocodiff_compile.lab.distances import largest_error
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.report.collect import collect_reports
@@ -103,10 +104,6 @@ def _steps(name: str, model: Any, call: Any) -> list[torch.Tensor]:
     return predictions
 
 
-def _distance(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
-
-
 def _run(case: Any) -> dict[str, Any]:
     name, config, compile_model = case
     single: Any = SMALL_MODELS[name].build()
@@ -119,8 +116,8 @@ def _run(case: Any) -> dict[str, Any]:
     with collect_reports() as reports:
         found = _steps(name, model, compile_model(model))
     return {
-        "to one process": _distance(found, cached),
-        "to no cache": _distance(cached, exact),
+        "to one process": largest_error(found, cached),
+        "to no cache": largest_error(cached, exact),
         "sites": sum(len(item.report.recognition.sites) for item in reports),
         "graphs": len(reports),
     }

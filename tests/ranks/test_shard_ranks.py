@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from cocodiff_compile.compiler import compile_graph
 from cocodiff_compile.compiler.stages import Deciding
 from cocodiff_compile.decide.limits import Limits
+from cocodiff_compile.lab.distances import largest
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.report.collect import collect_reports
 from tests.ranks.test_compiled_ranks import write_topology
-from tests.support.plain_dits import PLAIN
+from tests.support.plain_dits import PLAIN, WIDTH, Block
 
 EVERYTHING = {"shard": {"min_gain": 0}}
 ALL_PASSES = {**EVERYTHING, "tapa": "on", "head_chunks": 2, "token_chunks": 2}
@@ -104,6 +105,44 @@ def test_a_plain_model_on_four_ranks_computes_what_one_process_computes(
         assert rank["ordered"]
 
 
+def _resolutions(_rank: int, _num_ranks: int, name: str, topology: str) -> dict[str, Any]:
+    """Calls a model with three resolutions, the first of which is captured for itself."""
+    small = SMALL_MODELS[name]
+    torch.manual_seed(0)
+    model = small.build(num_layers=1, heads=8, head_size=16)
+    options = {**ALL_PASSES, "topology": topology}
+    compiled = torch.compile(model, backend="cocodiff", options=options)
+    errors, found = [], []
+    with torch.no_grad(), collect_reports() as reports:
+        for tokens in (64, 144, 256):
+            inputs = small.inputs(model, image_tokens=tokens, text_tokens=16)
+            expected = small.sample(model(**inputs))
+            found.append(small.sample(compiled(**inputs)))
+            errors.append(float((found[-1] - expected).abs().max() / expected.abs().max()))
+    return {
+        "errors": errors,
+        "found": found,
+        "sites": [len(item.summary["sites"]) for item in reports],
+        "legs": [leg for item in reports for site in item.summary["sites"] for leg in site["legs"]],
+    }
+
+
+@pytest.mark.gloo
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["flux", "sd3.5"])
+def test_one_graph_runs_for_several_resolutions(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    write_topology(file, (2, 2))
+    found = run_local_ranks(_resolutions, 4, name, str(file), timeout_s=800)
+    for rank in found:
+        assert largest(rank["errors"]) <= INDUCTOR_ERROR
+        assert all(map(torch.equal, rank["found"], found[0]["found"]))
+        assert rank["sites"] == [SITES[name]] * 2
+        assert {len(leg["phases"]) for leg in rank["legs"]} == {2}
+        assert all(leg["chunks"] > 1 for leg in rank["legs"])
+
+
 def _seeded(rank: int, is_other: bool) -> None:
     torch.manual_seed(rank if is_other else 0)
 
@@ -128,6 +167,66 @@ def _errors(rank: int, _num_ranks: int) -> dict[str, str]:
         except ValueError as error:
             errors[fault] = str(error)
     return errors
+
+
+class _Scaled(torch.nn.Module):
+    """A block with a buffer, and a number that its caller gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.register_buffer("scales", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.block(x * self.scales * scale)
+
+
+def _scaled_errors(rank: int, _num_ranks: int) -> dict[str, str]:
+    """Calls blocks one by one, or a model with a number; in each case ranks differ in one thing."""
+    errors = {}
+    for fault in ("none", "buffer", "number", "frozen"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        blocks = nn.Sequential(*(_Scaled() for _ in range(3))).eval()
+        x = torch.randn(2, 16, WIDTH)
+        if rank and fault in ("buffer", "frozen"):
+            blocks[2].scales.mul_(3)
+        options = {"shard": {"min_gain": 0}}
+        with (
+            torch.no_grad(),
+            torch._inductor.config.patch(freezing=fault == "frozen"),
+        ):
+            try:
+                if fault == "number":
+                    model = torch.compile(
+                        blocks[0], backend="cocodiff_eager", dynamic=False, options=options
+                    )
+                    model(x, 1.0 + rank)
+                elif fault == "frozen":
+                    model = torch.compile(
+                        blocks[2], backend="cocodiff_eager", dynamic=False, options=options
+                    )
+                    model(x)
+                else:
+                    for block in blocks:
+                        block.compile(backend="cocodiff_eager", dynamic=False, options=options)
+                    blocks(x)
+                    blocks(x)
+                errors[fault] = ""
+            except ValueError as error:
+                errors[fault] = str(error)
+    return errors
+
+
+@pytest.mark.gloo
+def test_buffers_and_numbers_of_a_call_are_compared() -> None:
+    first, second = run_local_ranks(_scaled_errors, 2, timeout_s=120)
+    assert first == second
+    assert first["none"] == ""
+    for fault in ("buffer", "number", "frozen"):
+        assert "option 'shard': rank 1 was called with another value than rank 0" in first[fault]
+    assert "in the numbers given to aten.mul.Tensor" in first["number"]
+    assert "in the constant " in first["frozen"]
 
 
 def _move(model: torch.nn.Module) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from cocodiff_compile.cut.cut import Cut
+from cocodiff_compile.lab.distances import largest_error
 from cocodiff_compile.lab.local_ranks import run_local_ranks
 from cocodiff_compile.shard.token_share import TokenShare, share_of
 
@@ -326,7 +327,7 @@ def _blocks(_rank: int, _num_ranks: int) -> dict[str, Any]:
             _compiled_by_block(model)
             try:
                 actual = [model(x.clone()) for _ in range(2)]
-                found[name] = max(float((item - expected).abs().max()) for item in actual)
+                found[name] = largest_error(actual, [expected] * 2)
             except ValueError as error:
                 found[name] = str(error)
     return found

@@ -341,21 +341,22 @@ CODE_AND_POLICY = (
 _ODD = "tests/values/test_shard_odd_inputs.py::test_ranks_compute_what_one_process_computes"
 _OWN = "tests/values/test_shard_tokens.py::test_models_of_ones_own_become_ulysses"
 _MEMORY = "tests/values/test_shard_gathers.py::test_a_reader_of_memory_sees_the_memory_of_the_model"
+_ANY_SIZE = "tests/values/test_shard_any_size.py"
 _USED = "tests/ranks/test_token_shares.py::test_a_share_is_used_like_the_whole"
 
 SHARES = (
     Mutant(
         "padded keys take part in an attention",
         "cocodiff_compile/shard/emit_shares.py",
-        "        if spans == [(0, sizes_of(tokens)[dim])]:",
+        "        if len(spans) == 1 and same(spans[0][1], shape_of(tokens)[dim]):",
         "        if spans:",
         (f"{_ODD}[NaN in padded rows]", f"{_OWN}[masked text, uneven]"),
     ),
     Mutant(
         "a mask keeps the order of the whole sequence",
         "cocodiff_compile/shard/emit_shares.py",
-        "            if dim < 0 or sizes_of(whole)[dim] == 1:",
-        "            if dim < 0 or sizes_of(whole)[dim] > 0:",
+        "            if dim < 0 or same(shape_of(whole)[dim], 1):",
+        "            if dim < 0 or not same(shape_of(whole)[dim], 0):",
         (f"{_OWN}[masked text]",),
     ),
     Mutant(
@@ -438,8 +439,8 @@ SHARES = (
     Mutant(
         "a block may write to a share",
         "cocodiff_compile/compiler/written_shares.py",
-        "        if targets and _writes(node):",
-        "        if not targets and _writes(node) and not node.args:",
+        "if any(_memory_of(tensor) in self._memory for tensor in _written(",
+        "if any(_memory_of(tensor) == 0 for tensor in _written(",
         (
             "tests/ranks/test_token_shares.py::test_a_compiled_block_that_writes_to_a_share_is_refused",
         ),
@@ -447,16 +448,58 @@ SHARES = (
     Mutant(
         "weights of other blocks are not compared",
         "cocodiff_compile/compiler/shard_graph.py",
-        "        if self._first_call == begun_calls():",
-        "        if self._first_call == begun_calls() and not whole:",
+        "        if self._first_call != begun_calls():",
+        "        if wholes:",
         ("tests/ranks/test_token_shares.py::test_other_weights_of_any_block_are_named",),
     ),
     Mutant(
         "a digest without places",
         "cocodiff_compile/ranks/agreement/same_inputs.py",
+        "_hashed(_hashed(part) + places[: len(part)]).sum()",
+        "_hashed(part).sum()",
+        ("tests/plan/test_same_inputs.py::test_other_values_have_another_digest[an order]",),
+    ),
+    Mutant(
+        "a digest that does not mix the bits of a word",
+        "cocodiff_compile/ranks/agreement/same_inputs.py",
+        "_hashed(_hashed(part) + places[: len(part)]).sum()",
         "(part * places[: len(part)]).sum()",
-        "part.sum()",
-        ("tests/ranks/test_shard_ranks.py::test_ranks_that_are_called_with_other_values_say_so",),
+        (
+            "tests/plan/test_same_inputs.py::test_other_values_have_another_digest"
+            "[all signs, of 64 bits]",
+            "tests/plan/test_same_inputs.py::test_every_length_of_a_mask_has_its_own_digest",
+        ),
+    ),
+    Mutant(
+        "constants of a graph are not compared",
+        "cocodiff_compile/compiler/shard_graph.py",
+        "            return {**captured.constants, **wholes}",
+        "            return wholes",
+        ("tests/ranks/test_shard_ranks.py::test_buffers_and_numbers_of_a_call_are_compared",),
+    ),
+    Mutant(
+        "a value in two roles loses its padding twice",
+        "cocodiff_compile/shard/emit_shares.py",
+        "            for item in dict.fromkeys((attention.key, attention.value)):",
+        "            for item in (attention.key, attention.value):",
+        (
+            "tests/values/test_shard_attentions.py::test_one_tensor_may_have_several_roles"
+            "[5-21-qkk]",
+        ),
+    ),
+    Mutant(
+        "symbolic tokens are shared out that do not divide",
+        "cocodiff_compile/shard/any_size.py",
+        "    return bool(count % num_ranks == 0)",
+        "    return True",
+        (f"{_ANY_SIZE}::test_tokens_that_do_not_divide_are_compiled_for_each_size",),
+    ),
+    Mutant(
+        "floats that changed are read in a graph for one size",
+        "cocodiff_compile/compiler/per_shape.py",
+        "            _insert_floats(module, floats)",
+        "            assert module is not None",
+        (f"{_ANY_SIZE}::test_floats_may_change_with_sizes[tokens1]",),
     ),
 )
 

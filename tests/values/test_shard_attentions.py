@@ -64,6 +64,33 @@ class _Attends(nn.Module):
         return x[:, -image.shape[1] :]
 
 
+class _Tied(nn.Module):
+    """Reads one tensor in several roles of an attention."""
+
+    def __init__(self, roles: str) -> None:
+        super().__init__()
+        self.qkv, self.roles = nn.Linear(WIDTH, 3 * WIDTH), roles
+
+    def forward(self, image: Tensor, text: Tensor) -> Tensor:
+        x = torch.cat([text, image], 1)
+        parts = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind()
+        roles = (parts["qkv".index(name)] for name in self.roles)
+        return x + functional.scaled_dot_product_attention(*roles).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("roles", ["qkk", "qqv", "qkq", "qqq"])
+@pytest.mark.parametrize(("text", "image"), [(8, 24), (5, 21), (1, 3)])
+def test_one_tensor_may_have_several_roles(roles: str, text: int, image: int) -> None:
+    torch.manual_seed(0)
+    inputs = {"image": torch.randn(2, image, WIDTH), "text": torch.randn(2, text, WIDTH)}
+    found = examine("tied", _Tied(roles).eval(), inputs, RANKS)
+    if roles == "qkk":
+        assert found.modes == {"Ulysses": 1}
+        assert found.error < 1e-5
+    else:
+        assert "reads its query as a whole too" in found.reason
+
+
 def test_keys_that_no_exchange_carries_are_gathered() -> None:
     op = torch.ops.tests.attend_few_bits
     torch.manual_seed(0)

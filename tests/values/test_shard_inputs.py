@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from cocodiff_compile.lab.coverage.examine import examine
+from cocodiff_compile.lab.distances import largest_error
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 
 EVEN, UNEVEN = (48, 24), (45, 23)
@@ -59,8 +60,7 @@ MORE: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
 
 
 def _difference(first: Any, second: Any) -> float:
-    pairs = zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return largest_error(pytree.tree_leaves(first), pytree.tree_leaves(second))
 
 
 QUICK = ("ControlNet, SD3", "a timestep per token, Wan")

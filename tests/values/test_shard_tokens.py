@@ -20,6 +20,7 @@ from cocodiff_compile.decide.shared_nodes import Sharing, why_not_shared
 from cocodiff_compile.ir.aten import ALL_GATHER, aten, value_of
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.lab.coverage.examine import sharded_copy
+from cocodiff_compile.lab.distances import largest, largest_relative_error
 from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.passes.recognize_ulysses import recognize
@@ -50,13 +51,14 @@ def _largest_error(ours: GraphModule, gm: GraphModule, values: list[Any], num_ra
     groups = machine_groups("0", machine(num_ranks))
     inputs = [[*values, torch.tensor([rank])] for rank in range(num_ranks)]
     (expected,) = run_lockstep(gm.graph, [values], {})
-    errors = [
-        float((mine - theirs).abs().max() / theirs.abs().max())
+    return largest(
+        largest_relative_error(_tensors(results), _tensors(expected))
         for results in run_lockstep(ours.graph, inputs, groups)
-        for mine, theirs in zip(results, expected, strict=True)
-        if isinstance(theirs, Tensor)
-    ]
-    return max(errors)
+    )
+
+
+def _tensors(results: tuple[Any, ...]) -> list[Tensor]:
+    return [item for item in results if isinstance(item, Tensor)]
 
 
 def _modes(sharing: Sharing) -> dict[str, int]:

@@ -28,6 +28,7 @@ from cocodiff_compile.devices.cpu import CPU
 from cocodiff_compile.ir.aten import ALL_GATHER
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.records import Recognition
+from cocodiff_compile.lab.distances import largest_relative_error
 from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.passes.shard_tokens import ShardTokens
@@ -78,7 +79,7 @@ def examine(name: str, model: nn.Module, inputs: dict[str, Any], num_ranks: int)
     found.seconds = time.monotonic() - begin
     if found.reason:
         return found
-    found.error = max(map(_error, actual, expected), default=0.0)
+    found.error = largest_relative_error(actual, expected)
     if not sum(found.modes.values()):
         found.reason = "; ".join(dict.fromkeys(found.notes)) or "no attention in it"
     return found
@@ -123,8 +124,10 @@ def _backend(found: Examined, num_ranks: int) -> Any:
             if not sharing.steps:
                 return gm.forward(*values)
             given = [[*values, torch.tensor([rank])] for rank in ranks]
-            results = run_lockstep(ours.graph, given, {"0": lambda _rank: ranks})
-            return results[-1]
+            first, *others = run_lockstep(ours.graph, given, {"0": lambda _rank: ranks})
+            for other in others:
+                assert all(map(_is_alike, first, other)), "ranks have different results"
+            return first
 
         return make_boxed_func(call)
 
@@ -144,11 +147,10 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [item for item in pytree.tree_leaves(values) if isinstance(item, torch.Tensor)]
 
 
-def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    if actual.shape != expected.shape or not bool(expected.isfinite().all()):
-        return float("inf")
-    scale = float(expected.abs().max()) or 1.0
-    return float((actual - expected).abs().max()) / scale
+def _is_alike(first: Any, other: Any) -> bool:
+    if not isinstance(first, torch.Tensor):
+        return bool(first == other)
+    return torch.allclose(first, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _first_line(error: Exception) -> str:

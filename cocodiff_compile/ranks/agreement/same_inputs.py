@@ -8,6 +8,7 @@ of it: its watch thread answers for it (`answer_inputs`), so that a rank may com
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,16 +30,16 @@ _DIGESTED_WORDS = 1 << 19
 _COMPARES_NOTHING = "null"
 
 
-def refuse_other_inputs(inputs: Mapping[int, Any], ranks: Ranks) -> None:
+def refuse_other_inputs(inputs: Mapping[str, Any], ranks: Ranks) -> None:
     """Raises UserError on every rank if a rank is about to call the same with other values.
-    `inputs` are values by their place among all inputs. The ranks must be real.
+    `inputs` are values by what they are called in a message. The ranks must be real.
     """
     group, store, rank = rank_state.get().group(ranks), world_store(), dist.get_rank()
     number = group.calls + 1
     count = group.input_rounds = group.input_rounds + 1 if group.input_call == number else 0
     group.input_call = number
     keys = {other: _key(ranks, number, count, other) for other in ranks}
-    own = {str(place): _digest(value) for place, value in inputs.items()}
+    own = {name: digest(value) for name, value in inputs.items()}
     with explain_store_errors():
         store.set(keys[rank], json.dumps(own))
         store.set(_asked_key(ranks, number, count), "")
@@ -56,22 +57,26 @@ def refuse_other_inputs(inputs: Mapping[int, Any], ranks: Ranks) -> None:
 def answer_inputs(ranks: Ranks, group: GroupState) -> None:
     """Tells ranks that compare the inputs of the call that this one is in, that it does not."""
     store, number = world_store(), group.calls
-    own = _key(ranks, number, 0, dist.get_rank())
-    is_asked = store.check([_asked_key(ranks, number, 0)])
-    if is_asked and group.input_call != number and not store.check([own]):
-        store.set(own, _COMPARES_NOTHING)
+    first = group.input_rounds + 1 if group.input_call == number else 0
+    for count in itertools.count(first):
+        if not store.check([_asked_key(ranks, number, count)]):
+            return
+        own = _key(ranks, number, count, dist.get_rank())
+        if not store.check([own]):
+            store.set(own, _COMPARES_NOTHING)
 
 
-def _difference(given: Mapping[int, Any], inputs: Mapping[int, Any]) -> str:
+def _difference(given: Mapping[int, Any], inputs: Mapping[str, Any]) -> str:
     """Returns the first input of which ranks have different digests, in words."""
     comparing = {rank: digests for rank, digests in given.items() if digests is not None}
     first = next(iter(comparing))
     for rank, theirs in comparing.items():
-        for place, value in inputs.items():
-            if comparing[first].get(str(place)) != theirs.get(str(place)):
+        for name, value in inputs.items():
+            ours, other = comparing[first].get(name), theirs.get(name)
+            if ours != other:
                 return (
                     f"option 'shard': rank {rank} was called with another value than rank {first} "
-                    f"in input {place} ({_described(value)}); every rank must have the same "
+                    f"in {name} ({_described(value, ours, other)}); every rank must have the same "
                     "weights and be called with the same inputs: seed random numbers alike"
                 )
     return ""
@@ -85,11 +90,12 @@ def _asked_key(ranks: Ranks, number: int, count: int) -> str:
     return f"cocodiff/inputs/{group_key(ranks)}/{number}.{count}/asked"
 
 
-def _digest(value: Any) -> list[Any]:
-    """Returns a few numbers that tell values apart: sums of words, each times its place."""
+def digest(value: Any) -> list[Any]:
+    """Returns a few numbers that tell values apart: sums of words, each hashed with its place."""
     if not isinstance(value, torch.Tensor):
         return [repr(value)]
-    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+    flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
     memory = flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have stride 0
     missing = -len(memory) % 8
     if missing or memory.storage_offset() % 8:
@@ -98,11 +104,21 @@ def _digest(value: Any) -> list[Any]:
     words = memory.view(torch.int64)
     begins = range(0, len(words), _DIGESTED_WORDS)
     parts = (words[begin : begin + _DIGESTED_WORDS] for begin in begins)
-    sums = [(part * places[: len(part)]).sum() for part in parts]
+    sums = [_hashed(_hashed(part) + places[: len(part)]).sum() for part in parts]
     return [str(value.dtype), list(value.shape), *(torch.stack(sums).tolist() if sums else ())]
 
 
-def _described(value: Any) -> str:
+def _hashed(words: torch.Tensor) -> torch.Tensor:
+    """Returns other words, in each of which every bit depends on all bits of the one before."""
+    for factor in (-7046029254386353131, -4658895280553007687):
+        upper = (words >> 32) & 0xFFFFFFFF
+        words = (words ^ upper) * factor
+    return words ^ ((words >> 32) & 0xFFFFFFFF)
+
+
+def _described(value: Any, ours: Any, theirs: Any) -> str:
+    """Describes an input of which two ranks have these digests, alike on every rank."""
     if not isinstance(value, torch.Tensor):
-        return repr(value)
+        given = ("nothing" if digest is None else digest[0] for digest in (theirs, ours))
+        return " instead of ".join(given)
     return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
