@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be compared is infinitely far from what is expected."""
+"""Results that cannot be compared are infinitely far from what is expected."""
 
 from __future__ import annotations
 
