@@ -36,6 +36,8 @@ from cocodiff_compile.report.tables import format_seconds
 from cocodiff_compile.report.v_major_sections import v_major_section
 from cocodiff_compile.topology.files import parse_topology
 
+_MUCH_MORE = 2.0
+"""How many times the computation exchanges must take for the page to open with that."""
 _NO_PROBLEM = (
     "Nothing stands in the way of this graph: no attention was declined, and no exchange is "
     "exposed for long."
@@ -103,7 +105,21 @@ def _summary(page: Mapping[str, Any]) -> Section:
 
 def _lead(page: Mapping[str, Any]) -> str:
     kind = "A dry run: nothing was computed. " if page["is_dry_run"] else ""
-    return f"{kind}Times are estimates of the cost model for one step of one rank."
+    return f"{_verdict(page)}{kind}Times are estimates of the cost model for one step of one rank."
+
+
+def _verdict(page: Mapping[str, Any]) -> str:
+    """Returns in a sentence or two what a reader should know first."""
+    declined = [item for item in find_problems(page) if item.kind == "attention declined"]
+    said = "An attention was declined. " if len(declined) == 1 else ""
+    if len(declined) > 1:
+        said = f"Attentions were declined, for {len(declined)} reasons. "
+    final = page["final"]
+    if final and final["in_flight_ns"] > _MUCH_MORE * final["compute_ns"] > 0:
+        times = (format_seconds(final[key] / 1e9) for key in ("in_flight_ns", "compute_ns"))
+        said += "Links are busy for {} of a step that computes for {}: ".format(*times)
+        said += "no order can hide that; send less, or use faster links. "
+    return said
 
 
 def _step_facts(
@@ -164,13 +180,14 @@ def _problems(page: Mapping[str, Any]) -> Section:
         "Problems",
         "Problems and what to do",
         parts,
-        "What was declined, what stays exposed (largest first), then notes; each with a remedy.",
+        "What was declined, what stays exposed (largest first), then notes; each with a remedy. "
+        "Options are those of torch.compile(model, backend='cocodiff', options={...}).",
         count=urgent,
     )
 
 
 def _card(problem: Problem) -> Card:
-    times = f" ({problem.count} times)" if problem.count > 1 and not problem.cost_s else ""
+    times = f" (at {problem.count} places)" if problem.count > 1 and not problem.cost_s else ""
     return Card(
         _TONES[problem.severity],
         problem.kind,

@@ -74,11 +74,15 @@ def describe_site(site: UlyssesSite) -> dict[str, Any]:
     }
 
 
-def describe_estimate(estimate: ScheduleEstimate) -> dict[str, Any]:
-    """Returns an estimate as data, with times in milliseconds."""
+def describe_estimate(estimate: ScheduleEstimate, is_ordered: bool) -> dict[str, Any]:
+    """Returns an estimate as data, with times in milliseconds: before, and of the order that the
+    graph is left in.
+    """
+    after = estimate.after if is_ordered else estimate.before
     return {
+        "is_ordered": is_ordered,
         "before": _describe_order(estimate.before),
-        "after": _describe_order(estimate.after),
+        "after": _describe_order(after),
         "exchanges": [
             {
                 "exchange": item.span.name,
@@ -89,7 +93,7 @@ def describe_estimate(estimate: ScheduleEstimate) -> dict[str, Any]:
                 "hidden": _ms(item.hidden_s),
                 "behind": list(item.behind),
             }
-            for item in estimate.after.exchanges
+            for item in after.exchanges
         ],
     }
 
@@ -146,7 +150,9 @@ def describe_report(report: PipelineReport) -> dict[str, Any]:
         "passes": [describe_pass(record) for record in report.passes],
         "decision": dict(report.decision.lines),
         "sharing": report.sharing.to_data() if report.sharing else None,
-        "schedule": describe_estimate(report.estimate) if report.estimate else None,
+        "schedule": (
+            describe_estimate(report.estimate, report.is_ordered) if report.estimate else None
+        ),
         "refused": report.refused,
     }
 
@@ -180,6 +186,7 @@ def format_graph(summary: dict[str, Any]) -> str:
 def format_schedule(summary: dict[str, Any]) -> str:
     """Returns a table of what the order does to each site, and what its exchanges hide behind."""
     schedule = summary["schedule"]
+    ordered = "as ordered" if schedule["is_ordered"] else "left as captured"
     rows = []
     for index, site in enumerate(summary["sites"]):
         before = schedule["before"]["sites"].get(index)
@@ -194,7 +201,7 @@ def format_schedule(summary: dict[str, Any]) -> str:
                 "module": site["module"] or "?",
                 "chunks": site["legs"][0]["chunks"],
                 "exposed ms as captured": f"{before['exposed']:.2f}",
-                "as ordered": f"{after['exposed']:.2f}",
+                ordered: f"{after['exposed']:.2f}",
                 "hidden": f"{after['hidden']:.2f}",
                 "why exposed": _why_exposed(own),
                 "behind": ", ".join(list(behind)[:4]) or "nothing",

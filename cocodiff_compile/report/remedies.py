@@ -8,8 +8,12 @@ its values are.
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import torch
 
 _SOME_OP = "torch.ops.<namespace>.<op>"
+_SOME_ROLES = "query=..., key=..., value=..."
 _PAD = (
     "Pad tokens and heads so that both divide by the number of ranks before they are exchanged, "
     "and drop the padding after the attention; options={'shard': 'tokens'} on the plain model "
@@ -26,7 +30,9 @@ _IN_AND_OUT = (
 _REGISTER = (
     "If this op is an attention, make it known before the model is compiled: "
     "cocodiff_compile.register_attention(torch.ops.<namespace>.<op>, query=..., key=..., "
-    "value=..., layout='BSHD'). Else use torch.nn.functional.scaled_dot_product_attention."
+    "value=..., layout='BSHD'): the names of its arguments, and the order of samples, tokens (S), "
+    "heads and the size of a head in them. Else use "
+    "torch.nn.functional.scaled_dot_product_attention."
 )
 _ONE_GRAPH = (
     "Compile the model with fullgraph=True: the error shows the line that breaks the graph. Move "
@@ -104,7 +110,26 @@ def remedy_for(reason: str) -> str:
     found = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, reason))
     named = re.search(r"torch\.ops\.[\w.]*\w", reason)
     remedy = next(found, GENERAL)
-    return remedy.replace(_SOME_OP, named.group()) if named else remedy
+    if named is None:
+        return remedy
+    return remedy.replace(_SOME_OP, named.group()).replace(_SOME_ROLES, _roles(named.group()))
+
+
+def _roles(name: str) -> str:
+    """Returns the first three tensors of an op by the names of its arguments, as far as this
+    process knows it: what most attentions are given as query, key and value.
+    """
+    op: Any = torch
+    for part in name.split(".")[1:]:
+        op = getattr(op, part, None)
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        op = getattr(op, "default", None)
+    schema = getattr(op, "_schema", None)
+    arguments = schema.arguments if schema else ()
+    tensors = [item.name for item in arguments if str(item.type) == "Tensor"]
+    if len(tensors) < 3:
+        return _SOME_ROLES
+    return "query={!r}, key={!r}, value={!r}".format(*tensors)
 
 
 _NOTES: tuple[tuple[str, str], ...] = (
@@ -118,8 +143,8 @@ _NOTES: tuple[tuple[str, str], ...] = (
     (r"times the memory: left as captured", "The new order would keep more memory alive than is "
      "allowed. Free memory: a smaller batch or resolution."),
     (r"in the new order: left as captured", "Too little is gained by another order. More can run "
-     "beside exchanges if heads or tokens are cut: head_chunks=2 or token_chunks=2, or fewer bytes "
-     "are sent."),
+     "beside exchanges if heads or tokens are cut (head_chunks, token_chunks), or fewer bytes are "
+     "sent."),
     (r"left whole: .* (bits|differ)", "Narrower matmuls round differently on this device, so that "
      "tokens stay whole to keep results bit for bit."),
 )  # fmt: skip

@@ -17,6 +17,7 @@ _COLUMNS = (
     Column("site", True),
     Column("module", is_code=True),
     Column("status"),
+    Column("declined, and why", is_wide=True),
     Column("before", True, "milliseconds exposed as captured"),
     Column("exposed ms", True, "as it runs now"),
     Column("hidden ms", True),
@@ -28,7 +29,6 @@ _COLUMNS = (
     Column(
         "behind", hint="the longest computations while its exchanges are on the links", is_wide=True
     ),
-    Column("declined, and why", is_wide=True),
 )
 
 
@@ -41,7 +41,12 @@ def sites_table(page: Mapping[str, Any]) -> Table | None:
         for place, site in enumerate(summary["sites"])
     ]
     known = {site["module"] for site in summary["sites"] if site["module"]}
-    rows += [_declined_row(item) for item in summary["declined"] if item["module"] not in known]
+    declined: dict[tuple[str, str], list[str]] = {}
+    for item in summary["declined"]:
+        if item["module"] not in known:
+            name = item["module"] or item["node"]
+            declined.setdefault((name, item["reason"]), []).append(item["node"])
+    rows += [_declined_row(*key, nodes) for key, nodes in declined.items()]
     if not rows:
         return None
     return Table(_COLUMNS, rows, "attentions that exchange tokens and heads")
@@ -86,6 +91,7 @@ def _site_row(
         Cell(str(place), place),
         site["module"] or "?",
         Cell("recognised", tone="good"),
+        "; ".join(dict.fromkeys(own)),
         _ms(before[0] if before else None),
         _ms(after[0] if after else None, is_warning=True),
         _ms(after[1] if after else None),
@@ -95,7 +101,6 @@ def _site_row(
         Cell(str(query["chunks"]), query["chunks"]),
         Cell(str(ranks), ranks),
         Cell(", ".join(behind[:3]) or "nothing", hint=", ".join(behind[:12])),
-        "; ".join(dict.fromkeys(own)),
     ]
 
 
@@ -118,14 +123,10 @@ def _ms(value: float | None, is_warning: bool = False) -> Cell:
     return Cell(f"{value:.3f}", value, "warn" if is_warning and value >= 0.005 else "")
 
 
-def _declined_row(item: Mapping[str, Any]) -> list[object]:
-    row: list[object] = [""] * len(_COLUMNS)
-    row[1], row[2], row[-1] = (
-        item["module"] or item["node"],
-        Cell("declined", tone="bad"),
-        item["reason"],
-    )
-    return row
+def _declined_row(name: str, reason: str, nodes: list[str]) -> list[object]:
+    where = "" if nodes == [name] else f" (at {', '.join(nodes[:4])})"
+    row = ["", name, Cell("declined", tone="bad"), reason + where]
+    return row + [""] * (len(_COLUMNS) - len(row))
 
 
 def exposed_table(page: Mapping[str, Any]) -> Table | None:

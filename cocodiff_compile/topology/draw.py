@@ -226,7 +226,7 @@ def link_figures(link: Link) -> str:
     words = [
         f"{_speed(link.bytes_per_s)} one way",
         f"{_speed(link.both_ways_bytes_per_s)} both ways",
-        f"{link.latency_s * 1e6:g} us",
+        f"latency {link.latency_s * 1e6:g} us",
     ]
     if link.ranks_per_link != 1:
         words.append(f"{link.ranks_per_link:g} ranks share a link")

@@ -272,3 +272,18 @@ def test_a_graph_that_was_refused_has_a_page_too(planted: Path) -> None:
     bare = {**graph, "summary": summary, "final": None, "captured": None, "machines": []}
     names = [section.name for section in graph_sections(bare)]
     assert names == ["Summary", "Problems", "Graph", "Settings"]
+
+
+def test_a_page_opens_with_what_matters_most(planted: Path) -> None:
+    (graph,) = json.loads((planted / "explained.json").read_text())["graphs"]
+    lead = graph_sections(graph)[0].lead
+    assert lead.startswith("An attention was declined. Links are busy for ")
+    assert "no order can hide that" in lead
+
+
+def test_tables_show_the_order_that_was_kept(planted: Path) -> None:
+    (graph,) = json.loads((planted / "explained.json").read_text())["graphs"]
+    schedule = graph["summary"]["schedule"]
+    assert not schedule["is_ordered"]
+    assert schedule["after"] == schedule["before"]
+    assert "left as captured" in graph["text"]

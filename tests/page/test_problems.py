@@ -57,7 +57,8 @@ def test_the_declined_attention_comes_first_with_the_call_that_makes_it_known(
     assert ODD_NAME in first.where
     assert "hand_written.opaque_attention" in first.reason
     (remedy,) = first.remedies
-    assert "cocodiff_compile.register_attention(torch.ops.hand_written.opaque_attention" in remedy
+    call = "cocodiff_compile.register_attention(torch.ops.hand_written.opaque_attention.default, "
+    assert f"{call}query='q', key='k', value='v', layout=" in remedy
 
 
 def test_an_exposed_exchange_is_named_with_its_time_and_what_may_hide_it(

@@ -152,10 +152,11 @@ class Chart {
     pen.fillStyle = color("ink");
     pen.font = "600 12px system-ui, sans-serif";
     pen.fillText(this.data.title, 8, this.top + 11);
+    const beside = Math.max(LEFT + 90, 24 + pen.measureText(this.data.title).width);
     pen.font = "12px system-ui, sans-serif";
     pen.fillStyle = color("muted");
     const figures = `${time(this.step)} a step, ${time(this.data.exposed_ns)} exposed`;
-    pen.fillText(figures, LEFT + 90, this.top + 11);
+    pen.fillText(figures, beside, this.top + 11);
     this.titles.forEach((title, row) => {
       const y = this.top + HEAD + row * ROW + ROW / 2;
       pen.fillStyle = color("muted");
