@@ -94,3 +94,5 @@ def test_the_demo_draws_and_compares(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "loopback, where nothing is gained: asked for" in printed
     for name in ("pictures.png", "timeline.svg", "timeline.json", "index.html"):
         assert (tmp_path / name).stat().st_size > 1000
+    kept = sorted(file.name for file in (tmp_path / "decisions").iterdir())
+    assert kept == ["int3from8_batch_2_loopback.json", "passes_batch_2_loopback.json"]
