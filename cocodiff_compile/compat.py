@@ -7,6 +7,7 @@ ran with `TESTED_TORCH` and `TESTED_PYTHON` only.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "compiling_later",
+    "copied_capture",
     "default_store",
     "emit_expression",
     "fake_store",
@@ -290,6 +292,25 @@ def emit_expression(graph: Graph, expression: Any, symbols: Mapping[Any, Node]) 
     proxies = {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}
     computed: Proxy = sympy_interp(PythonReferenceAnalysis, proxies, expression)
     return computed.node
+
+
+def copied_capture(module: GraphModule) -> GraphModule:
+    """Returns a graph of Dynamo with nodes of its own. AOTAutograd still finds out which of its
+    inputs are weights: Dynamo says so in attributes that a copy would not have.
+    """
+    copied = GraphModule(module, copy.deepcopy(module.graph))
+    copied.meta.update(module.meta)
+    if hasattr(module, "_param_name_to_source"):
+        copied._param_name_to_source = module._param_name_to_source
+    pairs = zip(
+        module.graph.find_nodes(op="placeholder"),
+        copied.graph.find_nodes(op="placeholder"),
+        strict=True,
+    )
+    for before, after in pairs:
+        if hasattr(before, "_dynamo_source"):
+            after._dynamo_source = before._dynamo_source
+    return copied
 
 
 def has_unbacked_size(value: torch.Tensor) -> bool:

@@ -8,7 +8,6 @@ graph without a Ulysses attention, go to Inductor as they came.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch.fx import Graph, GraphModule
 
 from cocodiff_compile.compat import (
     compile_fx,
+    copied_capture,
     freezes_weights,
     list_mode_options,
     optimization_hint,
@@ -105,8 +105,7 @@ def compile_graph(
     if enclosing_module() is None and config.selective is None:
         attempt = replace(compilation, for_any_size=True)
         with suppress(NeedsNumbersError):
-            copied = GraphModule(gm, copy.deepcopy(gm.graph))
-            return compiling(copied, example_inputs, compilation=attempt)
+            return compiling(copied_capture(gm), example_inputs, compilation=attempt)
     return PerShape(gm, compiling)
 
 

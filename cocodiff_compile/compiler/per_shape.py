@@ -12,7 +12,6 @@ numbers of the call, too: outside of Dynamo nothing is known of what `item` woul
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from cocodiff_compile.compat import compiling_later
+from cocodiff_compile.compat import compiling_later, copied_capture
 from cocodiff_compile.ranks.agreement.watch import reports_failures
 from cocodiff_compile.say_once import say_once
 from cocodiff_compile.shard.token_share import TokenShare
@@ -101,7 +100,7 @@ class PerShape:
             return self._call_for_any_size(*args)
         if key not in self._compiled:
             log.info("shard: compiling for sizes that were not met before")
-            module = GraphModule(self.module, copy.deepcopy(self.module.graph))
+            module = copied_capture(self.module)
             _insert_floats(module, floats)
             with reports_failures():
                 self._compiled[key] = self.compile(module, args)
@@ -113,8 +112,9 @@ class PerShape:
                 log,
                 logging.WARNING,
                 f"option 'shard': a graph was called with more than {MAX_SIZES} sets of sizes: "
-                "tokens are not shared out for others; compile the model with dynamic=False, or "
-                "give it tensors instead of numbers that change from call to call",
+                "others share one graph, in which tokens may not be shared out; compile the model "
+                "with dynamic=False, or give it tensors instead of numbers that change from call "
+                "to call",
             )
             with reports_failures(), compiling_later(self._inputs):
                 self._for_any_size = self.compile(self.module, self._inputs)

@@ -179,10 +179,10 @@ class SharedCall:
     def _to_compare(self, args: Sequence[Any]) -> dict[str, Any]:
         """Returns what to compare, by what all ranks know alike: never by addresses."""
         captured = self.sharded.captured
+        tensors = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)]
+        names = {place: f"input {number}" for number, place in enumerate(tensors)}
         wholes = {
-            f"input {place}": value
-            for place, value in enumerate(args)
-            if place not in captured.shares
+            name: args[place] for place, name in names.items() if place not in captured.shares
         }
         if self._first_call is None or self.compare == "all":
             if self._first_call is None:
@@ -190,7 +190,7 @@ class SharedCall:
             return {**captured.constants, **wholes}
         if self._first_call != begun_calls():
             return {}
-        return {f"input {place}": args[place] for place in sorted(captured.weights)}
+        return {names[place]: args[place] for place in tensors if place in captured.weights}
 
     def _with_shares(self, results: list[Any]) -> list[Any]:
         stays = is_inside_a_model() and is_gathered_behind()

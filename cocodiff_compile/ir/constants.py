@@ -10,30 +10,43 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
+from cocodiff_compile.ir.aten import aten
 from cocodiff_compile.ir.pointwise import POINTWISE
+
+_VALUES = POINTWISE | {aten.full.default, aten.full_like.default, aten.select.int}
+"""The ops that are given whole numbers which are no sizes."""
 
 
 def constants_of(module: GraphModule) -> dict[str, Any]:
     """Returns constants by what a message may call them. Sizes and dims do not count: they are
-    numbers in one graph and symbols in another of the same model.
+    numbers in one graph and symbols in another of the same model. Nor do tensors that were packed
+    for a library, whose bytes differ from one packing to the next.
     """
+    tensors: dict[str, Any] = {}
     numbers: dict[str, list[Any]] = {}
-    found: dict[str, Any] = {}
+    _collect(module, tensors, numbers)
+    texts = {f"the numbers given to {op}": _text(values) for op, values in numbers.items()}
+    return {**tensors, **texts}
+
+
+def _collect(module: GraphModule, tensors: dict[str, Any], numbers: dict[str, list[Any]]) -> None:
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            found[f"the constant {node.target}"] = getattr(module, str(node.target))
+            constant = getattr(module, str(node.target), None)
+            if isinstance(constant, GraphModule):  # a branch, or the body of a loop
+                _collect(constant, tensors, numbers)
+            elif isinstance(constant, torch.Tensor) and constant.layout is torch.strided:
+                tensors[f"the constant {node.target}"] = constant
         elif node.op == "call_function":
-            numbers.setdefault(str(node.target), []).extend(_numbers(node))
-    for op, values in numbers.items():
-        if values:
-            found[f"the numbers given to {op}"] = _text(values)
-    return found
+            for number in _numbers(node):
+                numbers.setdefault(str(node.target), []).append(number)
 
 
 def _numbers(node: Node) -> Iterator[Any]:
-    kinds = (bool, float, complex, str, int) if node.target in POINTWISE else (bool, float, complex)
+    kinds = (bool, float, complex, int) if node.target in _VALUES else (bool, float, complex)
     for value in (*node.args, *node.kwargs.values()):
         if isinstance(value, kinds):
             yield value

@@ -17,10 +17,16 @@ from cocodiff_compile.ir.aten import aten, emit, is_tensor
 from cocodiff_compile.ir.layout import Size, static_size
 
 
+_NO_CALLS = ("placeholder", "get_attr")
+"""Inputs, and constants that may stand among them."""
+
+
 class SizeNodes:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._first = next(node for node in graph.nodes if node.op != "placeholder")
+        self._first = next(
+            node for node in graph.nodes if node.op not in ("placeholder", "get_attr")
+        )
         self._nodes: dict[Any, Node] = {}
 
     def argument(self, size: Size) -> int | Node:

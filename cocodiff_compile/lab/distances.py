@@ -22,10 +22,10 @@ def largest_relative_error(actual: Iterable[Tensor], expected: Iterable[Tensor])
 
 
 def largest(errors: Iterable[float]) -> float:
-    """Returns the largest error, 0 for none; infinity if one is no number, which `max` passes
+    """Returns the largest of one or more errors; infinity if one is no number, which `max` passes
     over.
     """
-    return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)
+    return max(math.inf if math.isnan(error) else error for error in errors)
 
 
 def _paired(

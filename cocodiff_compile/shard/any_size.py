@@ -52,11 +52,12 @@ def _guarded(count: torch.SymInt, num_ranks: int) -> bool:
 
 
 def _token_counts(graph: Graph) -> list[torch.SymInt]:
-    """Returns the symbolic numbers of queries and keys of attentions."""
+    """Returns the symbolic numbers of queries of attentions. Keys need not divide: those that do
+    not are read as a whole.
+    """
     counts = []
     for node in graph.nodes:
         if is_attention(node.target):
             attention = parse_fused_attention(node)
-            for item in (attention.query, attention.key):
-                counts.append(shape_of(item)[attention.op.token_dim])
+            counts.append(shape_of(attention.query)[attention.op.token_dim])
     return [count for count in counts if isinstance(count, torch.SymInt)]

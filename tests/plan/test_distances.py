@@ -16,7 +16,8 @@ ONE, TWO = torch.ones(3), torch.full((3,), 2.0)
 def test_the_largest_error_is_found() -> None:
     assert largest_error([ONE, TWO], [ONE, ONE]) == 1.0
     assert largest_relative_error([ONE, ONE], [ONE, TWO]) == 0.5
-    assert largest([]) == 0.0
+    with pytest.raises(ValueError, match="empty"):
+        largest([])
 
 
 @pytest.mark.parametrize("measure", [largest_error, largest_relative_error])

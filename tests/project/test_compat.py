@@ -320,3 +320,24 @@ def test_a_symbolic_size_is_parted_and_emitted() -> None:
         node = compat.emit_expression(gm.graph, (columns // 4).node.expr, {symbol: is_symbol[0]})
     assert node.op == "call_function"
     assert compat.statically_known_true(node.meta["val"] == columns // 4)
+
+
+def test_a_copy_of_a_capture_still_knows_its_weights() -> None:
+    found: list[tuple[object, ...]] = []
+
+    def keep(gm: torch.fx.GraphModule, _inputs: list[object], **options: object) -> object:
+        found.append(tuple(options["static_input_idxs"]))
+        return compat.make_boxed_func(gm.forward)
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[object]) -> object:
+        copied = compat.copied_capture(gm)
+        assert not {*copied.graph.nodes} & {*gm.graph.nodes}
+        compat.compile_fx(copied, example_inputs, inner_compile=keep)
+        return compat.compile_fx(gm, example_inputs, inner_compile=keep)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(torch.nn.Linear(4, 4), backend=backend)(torch.ones(2, 4))
+    copied, original = found
+    assert copied == original
+    assert len(copied) == 2

@@ -66,7 +66,7 @@ class Case:
 
 WHOLE = {
     "flux": Case(calls=(LATENT, GUIDED, {})),
-    "flux, resolutions": Case(calls=(LATENT, LARGER, LATENT), sites=12),
+    "flux, resolutions": Case(calls=(LATENT, LARGER, LATENT), sites=8),
     "flux, fused later": Case(later=change.fuse),
     "flux, offload": Case(later=_offload, calls=(LATENT, LATENT), sites=0),
     "flux, offload first": Case(before=_offload, calls=(LATENT, LATENT)),

@@ -177,14 +177,15 @@ class _Scaled(torch.nn.Module):
         self.block = Block()
         self.register_buffer("scales", torch.ones(WIDTH))
 
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        return self.block(x * self.scales * scale)
+    def forward(self, x: Tensor, scale: float = 1.0, least: float | None = None) -> Tensor:
+        x = self.block(x * self.scales * scale)
+        return x if least is None else x.clamp(min=least)
 
 
 def _scaled_errors(rank: int, _num_ranks: int) -> dict[str, str]:
     """Calls blocks one by one, or a model with a number; in each case ranks differ in one thing."""
     errors = {}
-    for fault in ("none", "buffer", "number", "frozen"):
+    for fault in ("none", "buffer", "number", "one number", "frozen", "frozen alike"):
         torch._dynamo.reset()
         torch.manual_seed(0)
         blocks = nn.Sequential(*(_Scaled() for _ in range(3))).eval()
@@ -194,15 +195,15 @@ def _scaled_errors(rank: int, _num_ranks: int) -> dict[str, str]:
         options = {"shard": {"min_gain": 0}}
         with (
             torch.no_grad(),
-            torch._inductor.config.patch(freezing=fault == "frozen"),
+            torch._inductor.config.patch(freezing="frozen" in fault),
         ):
             try:
-                if fault == "number":
+                if "number" in fault:
                     model = torch.compile(
                         blocks[0], backend="cocodiff_eager", dynamic=False, options=options
                     )
-                    model(x, 1.0 + rank)
-                elif fault == "frozen":
+                    model(x, *((1.0 + rank,) if fault == "number" else (1.5, 2.0)[: rank + 1]))
+                elif "frozen" in fault:
                     model = torch.compile(
                         blocks[2], backend="cocodiff_eager", dynamic=False, options=options
                     )
@@ -222,10 +223,12 @@ def _scaled_errors(rank: int, _num_ranks: int) -> dict[str, str]:
 def test_buffers_and_numbers_of_a_call_are_compared() -> None:
     first, second = run_local_ranks(_scaled_errors, 2, timeout_s=120)
     assert first == second
-    assert first["none"] == ""
-    for fault in ("buffer", "number", "frozen"):
+    assert first["none"] == first["frozen alike"] == ""
+    for fault in ("buffer", "number", "one number", "frozen"):
         assert "option 'shard': rank 1 was called with another value than rank 0" in first[fault]
     assert "in the numbers given to aten.mul.Tensor" in first["number"]
+    assert "clamp_min.default (1 x 2.0" in first["one number"]
+    assert "instead of nothing" in first["one number"]
     assert "in the constant " in first["frozen"]
 
 

@@ -79,7 +79,7 @@ def examine(name: str, model: nn.Module, inputs: dict[str, Any], num_ranks: int)
     found.seconds = time.monotonic() - begin
     if found.reason:
         return found
-    found.error = largest_relative_error(actual, expected)
+    found.error = largest_relative_error(actual, expected) if expected or actual else 0.0
     if not sum(found.modes.values()):
         found.reason = "; ".join(dict.fromkeys(found.notes)) or "no attention in it"
     return found

@@ -45,7 +45,7 @@ def refuse_other_inputs(inputs: Mapping[str, Any], ranks: Ranks) -> None:
         store.set(_asked_key(ranks, number, count), "")
         wait_for(keys, f"the comparison of the inputs of call {number}")
         given = {other: json.loads(store.get(key)) for other, key in keys.items()}
-        if difference := _difference(given, inputs):
+        if difference := _difference(given):
             store.set(f"{keys[rank]}/read", "")
             linger_until_read([f"{key}/read" for key in keys.values()])
             raise PeerError(difference)
@@ -66,17 +66,19 @@ def answer_inputs(ranks: Ranks, group: GroupState) -> None:
             store.set(own, _COMPARES_NOTHING)
 
 
-def _difference(given: Mapping[int, Any], inputs: Mapping[str, Any]) -> str:
-    """Returns the first input of which ranks have different digests, in words."""
+def _difference(given: Mapping[int, Any]) -> str:
+    """Returns the first input of which ranks have different digests, in words: the same on every
+    rank.
+    """
     comparing = {rank: digests for rank, digests in given.items() if digests is not None}
     first = next(iter(comparing))
     for rank, theirs in comparing.items():
-        for name, value in inputs.items():
+        for name in dict.fromkeys((*comparing[first], *theirs)):
             ours, other = comparing[first].get(name), theirs.get(name)
             if ours != other:
                 return (
                     f"option 'shard': rank {rank} was called with another value than rank {first} "
-                    f"in {name} ({_described(value, ours, other)}); every rank must have the same "
+                    f"in {name} ({_described(other, ours)}); every rank must have the same "
                     "weights and be called with the same inputs: seed random numbers alike"
                 )
     return ""
@@ -93,7 +95,7 @@ def _asked_key(ranks: Ranks, number: int, count: int) -> str:
 def digest(value: Any) -> list[Any]:
     """Returns a few numbers that tell values apart: sums of words, each hashed with its place."""
     if not isinstance(value, torch.Tensor):
-        return [repr(value)]
+        return [value if isinstance(value, str) else repr(value)]
     dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
     flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
     memory = flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have stride 0
@@ -116,9 +118,15 @@ def _hashed(words: torch.Tensor) -> torch.Tensor:
     return words ^ ((words >> 32) & 0xFFFFFFFF)
 
 
-def _described(value: Any, ours: Any, theirs: Any) -> str:
-    """Describes an input of which two ranks have these digests, alike on every rank."""
-    if not isinstance(value, torch.Tensor):
-        given = ("nothing" if digest is None else digest[0] for digest in (theirs, ours))
-        return " instead of ".join(given)
-    return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+def _described(theirs: list[Any] | None, ours: list[Any] | None) -> str:
+    """Describes an input of which two ranks have these digests."""
+    texts = dict.fromkeys(map(_text, (theirs, ours)))
+    return " instead of ".join(texts)
+
+
+def _text(digest: list[Any] | None) -> str:
+    if digest is None:
+        return "nothing"
+    if len(digest) == 1:
+        return str(digest[0])
+    return f"{digest[1]} {digest[0].removeprefix('torch.')}"
