@@ -38,7 +38,7 @@ SITES = {
     "chroma": 2,
     "chronoedit": 1,
     "hunyuan-video": 3,
-    "z-image": 3,
+    "z-image": 5,
     "class-conditional": 2,
     "skips, a bias per head, query and key": 4,
 }
