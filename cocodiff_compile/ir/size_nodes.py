@@ -16,7 +16,6 @@ from cocodiff_compile.compat import emit_expression
 from cocodiff_compile.ir.aten import aten, emit, is_tensor
 from cocodiff_compile.ir.layout import Size, static_size
 
-
 _NO_CALLS = ("placeholder", "get_attr")
 """Inputs, and constants that may stand among them."""
 
