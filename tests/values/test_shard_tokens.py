@@ -18,6 +18,7 @@ from cocodiff_compile.compat import FakeTensorMode
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.decide.shared_nodes import Sharing, why_not_shared
 from cocodiff_compile.ir.aten import ALL_GATHER, aten, value_of
+from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.lab.coverage.examine import sharded_copy
 from cocodiff_compile.lab.distances import largest, largest_relative_error
@@ -186,11 +187,16 @@ def test_a_model_that_exchanges_already_is_left_as_it_is() -> None:
     assert why_not_shared(gm.graph) == "the model exchanges tokens itself"
 
 
-def test_symbolic_sizes_are_declined() -> None:
-    plain = PLAIN["masked text"]
-    with fake_ranks(4):
-        gm, _ = capture_call(plain.build().eval(), *plain.inputs(), dynamic=True)
-    assert "sizes are not known" in why_not_shared(gm.graph)
+def _picked(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    q = x.unflatten(-1, (8, -1)).transpose(0, 1)[None]
+    return functional.scaled_dot_product_attention(q, q * 2, q * 3), x[keep] * 2
+
+
+def test_sizes_that_depend_on_values_are_declined() -> None:
+    with fake_ranks(4), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        gm, _ = capture_call(_picked, torch.randn(16, WIDTH), torch.arange(16) > 3)
+    assert any(is_attention(node.target) for node in gm.graph.nodes)
+    assert why_not_shared(gm.graph) == "sizes depend on values"
 
 
 def test_an_attention_that_reads_more_than_its_roles_is_not_shared_out() -> None:
