@@ -7,7 +7,6 @@ from string import ascii_lowercase
 from typing import Any
 
 import torch
-from tests.support.tiny_pipelines import flux_parts, vae
 
 from cocodiff_compile.lab.small_model_inputs import (
     LATENT_CHANNELS,
@@ -15,6 +14,7 @@ from cocodiff_compile.lab.small_model_inputs import (
     TEXT_CHANNELS,
 )
 from cocodiff_compile.lab.small_models import SMALL_MODELS
+from cocodiff_compile.lab.tiny_pipelines import flux_parts, vae
 
 CLIP_TOKENS = 77
 
