@@ -20,7 +20,9 @@ from pathlib import Path
 
 from tests.support.mutant_table import MUTANTS, Mutant
 from tests.support.page_mutants import PAGES
+from tests.support.share_mutants import SHARES
 
+ALL = (*MUTANTS, *SHARES, *PAGES)
 ROOT = Path(__file__).resolve().parent.parent
 TESTS_FAILED = 1
 """What pytest exits with; anything else means that it could not even try."""
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "only", nargs="*", help="words of the mutants to try; all if none are given"
     )
     words = parser.parse_args(argv).only
-    chosen = [item for item in (*MUTANTS, *PAGES) if all(word in str(item) for word in words)]
+    chosen = [item for item in ALL if all(word in str(item) for word in words)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
         _copy_tree(tree)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mutant_table import MUTANTS, Mutant
-from tests.support.page_mutants import PAGES
+from tests.mutants import ALL
+from tests.support.mutant_table import Mutant
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *PAGES], ids=str)
+@pytest.mark.parametrize("mutant", ALL, ids=str)
 def test_what_is_sabotaged_stands_once_in_its_file(mutant: Mutant) -> None:
     assert (ROOT / mutant.path).read_text().count(mutant.old) == 1
     files = {test.partition("::")[0] for test in mutant.tests}
