@@ -81,7 +81,7 @@ __all__ = [
     "get_hash_for_files",
     "group_ranks",
     "groups_by_name",
-    "has_unbacked_size",
+    "has_free_unbacked_symbols",
     "inductor_folder",
     "inductor_settings",
     "is_capturing",
@@ -311,11 +311,6 @@ def copied_capture(module: GraphModule) -> GraphModule:
         if hasattr(before, "_dynamo_source"):
             after._dynamo_source = before._dynamo_source
     return copied
-
-
-def has_unbacked_size(value: torch.Tensor) -> bool:
-    """Returns whether a size of a tensor depends on values."""
-    return has_free_unbacked_symbols(value)
 
 
 def terms_of(size: torch.SymInt) -> list[torch.SymInt]:

@@ -43,7 +43,7 @@ from cocodiff_compile.compiler.stages import (
     SELECT,
     SHARD,
     Deciding,
-    needs_numbers,
+    deciding_for_any_size,
     stages,
 )
 from cocodiff_compile.compiler.written_shares import refuse_written_shares
@@ -148,9 +148,7 @@ def _compile_inner(
     compilation = replace(compilation, inductor_options=inductor_options)
     config, dry_run = compilation.config, compilation.dry_run
     captured = captured_inputs(gm, inductor_options)
-    deciding = shard_deciding(gm.graph, config, dry_run, compilation.device)
-    if compilation.for_any_size and needs_numbers(gm.graph, deciding):
-        raise NeedsNumbersError
+    deciding = _shard_deciding(gm.graph, compilation)
     dumps = Dumps.of(config, dry_run)
     first = (*stages(SHARD, deciding), *stages(RECOGNIZE, deciding))
     report = Pipeline(first, dumps.observers).run(gm)
@@ -161,6 +159,19 @@ def _compile_inner(
         compare = "" if dry_run or config.shard is None else config.shard.compare
         return sharded.callable_as_before(compiled, compare)
     return _compile_recognized(gm, example_inputs, compilation, report, dumps)
+
+
+def _shard_deciding(graph: Graph, compilation: Compilation) -> Deciding:
+    """Returns what the stages up to recognition decide by. Raises NeedsNumbersError if a graph with
+    symbolic sizes had better be compiled for each set of sizes.
+    """
+    deciding = shard_deciding(graph, compilation.config, compilation.dry_run, compilation.device)
+    if not compilation.for_any_size:
+        return deciding
+    found = deciding_for_any_size(graph, deciding)
+    if found is None:
+        raise NeedsNumbersError
+    return found
 
 
 def _compile_recognized(

@@ -31,7 +31,12 @@ from cocodiff_compile.decide.limits import Limits
 from cocodiff_compile.decide.order import choose_order
 from cocodiff_compile.decide.phases import choose_phases
 from cocodiff_compile.decide.report_sharing import report_sharing
-from cocodiff_compile.decide.shared_nodes import ShareCosts, choose_sharing, why_not_shared
+from cocodiff_compile.decide.shared_nodes import (
+    ShareCosts,
+    Sharing,
+    choose_sharing,
+    why_not_shared,
+)
 from cocodiff_compile.decide.token_chunk_count import (
     Differ,
     TokenChunks,
@@ -66,6 +71,8 @@ class Sharding:
     """What is reported, exchanges included."""
     keeps_shares: bool
     """Whether outputs stay shares, for another block that is compiled alike."""
+    chosen: Sharing | None = None
+    """What is shared out, where that was chosen before."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,9 @@ def _shard(deciding: Deciding, graph: Graph, _recognition: Recognition) -> Chose
     if reason := why_not_shared(graph):
         return Chosen(notes=(f"not shared out: {reason}",))
     num_ranks, keeps_shares = sharding.num_ranks, sharding.keeps_shares
-    sharing = choose_sharing(graph, sharding.group, num_ranks, sharding.costs, keeps_shares)
+    sharing = sharding.chosen or choose_sharing(
+        graph, sharding.group, num_ranks, sharding.costs, keeps_shares
+    )
     least = deciding.config.shard.min_gain
     is_applied = bool(sharing.steps) and sharing.gain >= least
     report = report_sharing(graph, sharing, num_ranks, sharding.estimated, keeps_shares, is_applied)
@@ -113,17 +122,22 @@ def _shard(deciding: Deciding, graph: Graph, _recognition: Recognition) -> Chose
     return Chosen(shard, (f"shared out over {num_ranks} ranks",), sharing=report)
 
 
-def needs_numbers(graph: Graph, deciding: Deciding) -> bool:
-    """Returns whether a graph with symbolic sizes had better be compiled for each set of sizes: its
-    tokens can be shared out, but not in all attentions while sizes are symbols.
+def deciding_for_any_size(graph: Graph, deciding: Deciding) -> Deciding | None:
+    """Returns what a graph with symbolic sizes is decided by. None if it had better be compiled for
+    each set of sizes: its tokens can be shared out, but not in all attentions while sizes are
+    symbols.
     """
     sharding = deciding.sharding
     if sharding is None or not is_for_any_size(graph) or why_not_shared(graph):
-        return False
+        return deciding
     if not prepare_for_shares(graph, sharding.num_ranks):
-        return True
-    found = choose_sharing(graph, sharding.group, sharding.num_ranks, sharding.costs)
-    return not all(node in found.steps for node in graph.nodes if is_attention(node.target))
+        return None
+    chosen = choose_sharing(
+        graph, sharding.group, sharding.num_ranks, sharding.costs, sharding.keeps_shares
+    )
+    if any(is_attention(node.target) and node not in chosen.steps for node in graph.nodes):
+        return None
+    return replace(deciding, sharding=replace(sharding, chosen=chosen))
 
 
 def _recognize(_deciding: Deciding, _graph: Graph, _recognition: Recognition) -> Chosen:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from cocodiff_compile.compat import has_unbacked_size, terms_of
+from cocodiff_compile.compat import has_free_unbacked_symbols, terms_of
 from cocodiff_compile.ir.aten import aten, is_tensor, parse_fused_attention, shape_of, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.size_nodes import SizeNodes
@@ -25,7 +25,7 @@ def is_for_any_size(graph: Graph) -> bool:
 
 def depends_on_values(graph: Graph) -> bool:
     """Returns whether a size of a graph is not known before it runs."""
-    return any(has_unbacked_size(value_of(node)) for node in graph.nodes if is_tensor(node))
+    return any(has_free_unbacked_symbols(value_of(node)) for node in graph.nodes if is_tensor(node))
 
 
 def prepare_for_shares(graph: Graph, num_ranks: int) -> bool:

@@ -182,9 +182,11 @@ def _on_the_wire(variant: dict[str, Any], exact: dict[str, Any]) -> dict[str, ob
 
 
 def _write(results: Sequence[dict[str, Any]], folder: Path) -> None:
-    rows_of = [{**item, "variants": list(map(plain, item["variants"]))} for item in results]
+    without_pictures = [
+        {**item, "variants": list(map(plain, item["variants"]))} for item in results
+    ]
     machine = describe_machine()
-    data = {"machine": machine, "results": rows_of}
+    data = {"machine": machine, "results": without_pictures}
     file = folder / "results.json"
     file.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
     plot_frontier(results[0], folder / "frontier.png")
