@@ -17,6 +17,7 @@ import torch
 from torch import distributed as dist
 
 import cocodiff_compile
+from cocodiff_compile.lab.distances import largest_error
 from cocodiff_compile.lab.local_ranks import run_local_ranks, tell_parent
 from cocodiff_compile.lab.progress import Say, timed_sayer, while_waiting
 from cocodiff_compile.lab.small_models import SMALL_MODELS, SmallModel
@@ -161,7 +162,7 @@ def _compare(
     step_seconds = ranks[0]["denoised"].step_seconds
     sites = [site for graph in graphs for site in graph["sites"]]
     outcomes = [rank["denoised"].latents for rank in ranks]
-    difference = max((outcome - eager.latents).abs().max().item() for outcome in outcomes)
+    difference = largest_error(outcomes, [eager.latents] * len(outcomes))
     agree = all(torch.equal(outcome, outcomes[0]) for outcome in outcomes)
     return {
         "settings": asdict(settings),

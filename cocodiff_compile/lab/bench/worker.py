@@ -20,6 +20,7 @@ from cocodiff_compile.lab.bench.cases import Workload
 from cocodiff_compile.lab.bench.local_groups import Collective, local_groups
 from cocodiff_compile.lab.bench.profile import profile_step
 from cocodiff_compile.lab.bench.variants import VARIANTS
+from cocodiff_compile.lab.distances import largest_relative_error
 from cocodiff_compile.report.collect import collect_reports
 
 _LARGEST_DIFFERENCE = {"fp32": 1e-3, "bf16": 1e-1}
@@ -99,8 +100,7 @@ class Worker:
         return self._sample(self._calls[name])
 
     def _check(self, sample: torch.Tensor) -> float:
-        off_by = (sample - self._reference).abs().max() / self._reference.abs().max()
-        difference: float = off_by.item()
+        difference = largest_relative_error([sample], [self._reference])
         if not difference <= _LARGEST_DIFFERENCE[self._workload.dtype]:
             raise ValueError(f"its result differs by {difference:.1e} from one eager process")
         return difference
