@@ -164,3 +164,22 @@ def test_v_major_is_compiled_for_each_size() -> None:
         for tokens in (8, 16, 24):
             compiled(torch.randn(1, tokens, WIDTH))
     assert not any(is_for_any_size(gm.graph) for gm in graphs)
+
+
+def test_tokens_with_registers_that_do_not_divide_are_compiled_for_each_size() -> None:
+    """The tokens of the call divide, those of the attention do not, and no concatenation says which
+    of them do.
+    """
+    block = Block().eval()
+    graphs: list[GraphModule] = []
+
+    def model(x: Tensor) -> Tensor:
+        return block(functional.pad(x, (0, 0, 0, 3)))
+
+    with fake_ranks(NUM_RANKS), torch.no_grad():
+        compiled = _compiled(model, graphs)
+        for tokens in (16, 24, 32):
+            x = torch.randn(1, tokens, WIDTH)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert [is_for_any_size(gm.graph) for gm in graphs] == [False] * 3
+    assert all(_count(gm, ALL_TO_ALL) == 4 for gm in graphs)
