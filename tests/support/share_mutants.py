@@ -171,8 +171,8 @@ SHARES: tuple[Mutant, ...] = (
     Mutant(
         "a graph for any size leaves attentions whole",
         "cocodiff_compile/compiler/stages.py",
-        "    if any(is_attention(node.target) and node not in chosen.steps for node in graph.nodes):",
-        "    if not chosen:",
+        "if any(is_attention(node.target) and node not in chosen.steps for node in graph.nodes):",
+        "if not chosen:",
         (f"{_ANY_SIZE}::test_tokens_with_registers_that_do_not_divide_are_compiled_for_each_size",),
     ),
 )
