@@ -42,6 +42,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _world,
 )
 from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
@@ -161,6 +162,11 @@ def skip_frame_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     skip_code(function.__code__)
     return function
+
+
+def lazy_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """Returns a module that generates its code when it is first called or shown."""
+    return _LazyGraphModule(root, graph)
 
 
 def sort_topologically(graph: Graph) -> None:

@@ -12,7 +12,12 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from cocodiff_compile.compat import compiling_later, inductor_settings, optimization_hint
+from cocodiff_compile.compat import (
+    compiling_later,
+    inductor_settings,
+    lazy_module,
+    optimization_hint,
+)
 from cocodiff_compile.compiler.compile_facts import collective_groups
 from cocodiff_compile.compiler.dumps import Dumps
 from cocodiff_compile.compiler.finish_graph import FinishGraph
@@ -136,7 +141,7 @@ class _SelectiveGraph:
 
     def _copy(self, kind: str) -> tuple[GraphModule, PipelineReport]:
         graph, recognition = copied(self.gm.graph, self.report.recognition)
-        gm = GraphModule(self.gm, graph)
+        gm = lazy_module(self.gm, graph)
         gm.meta = dict(self.gm.meta)
         last = self.report.passes[-1]
         record = replace(last, result=replace(last.result, recognition=recognition))

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Watches a pipeline; must not change the graph."""
+    """Watches a pipeline; must not change the graph. The module's code is generated only after the
+    last stage: an observer that shows code generates it from the graph.
+    """
 
     def captured(self, module: GraphModule) -> None: ...
 
@@ -139,8 +141,11 @@ class Pipeline:
     def run(self, module: GraphModule, before: PipelineReport | None = None) -> PipelineReport:
         """Runs every stage on `module`, in place; `before` is the report of stages already run."""
         report = before or self._begin(module)
+        num_before = len(report.passes)
         for stage in self.stages if not report.refused else ():
             report = self._run_stage(stage, module, report)
+        if any(record.result.changed for record in report.passes[num_before:]):
+            module.recompile()
         return report
 
     def _begin(self, module: GraphModule) -> PipelineReport:
@@ -160,7 +165,6 @@ class Pipeline:
         result = apply_choice(chosen, module.graph, report.recognition)
         if result.changed:
             _refuse_broken(stage.name, _lint_error(module.graph.eliminate_dead_code))
-            module.recompile()
         _refuse_broken(stage.name, broken_rule(module.graph))
         seconds = time.perf_counter() - begin
         record = PassRecord(stage.name, result, seconds, chosen.estimate, chosen.sharing)

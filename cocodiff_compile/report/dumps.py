@@ -26,6 +26,8 @@ from cocodiff_compile.say_once import say_once
 
 log = logging.getLogger(__name__)
 
+_TITLE = "TITLE"
+
 
 @dataclass
 class FolderDump:
@@ -46,7 +48,8 @@ class FolderDump:
     rank: int
     graph_index: int
     _stage: int = 0
-    _last: str = field(default="", repr=False)
+    _code: str = field(default="", repr=False)
+    """The code of the last stage that changed the graph, with `_TITLE` in place of its title."""
     _is_writing: bool = True
 
     def captured(self, module: GraphModule) -> None:
@@ -59,13 +62,16 @@ class FolderDump:
                 torch.save(held, self.folder / "constants.pt")
 
         self._try(begin)
+        self._code = runnable_code(module, _TITLE, self.rank)
         self._write_graph("captured", module)
 
-    def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None:  # noqa: ARG002
+    def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None:
         self._stage += 1
-        before = self._last
+        before = self._code
+        if result.changed:
+            self._code = runnable_code(module, _TITLE, self.rank)
         self._write_graph(name, module)
-        self._write(f"{self._stage:02d}_{name}.diff", _code_diff(before, self._last, name))
+        self._write(f"{self._stage:02d}_{name}.diff", _code_diff(before, self._code, name))
 
     def finished(self, summary: dict[str, Any]) -> None:
         self._write("explanation.txt", format_graph(summary) + "\n")
@@ -78,8 +84,7 @@ class FolderDump:
 
     def _write_graph(self, name: str, module: GraphModule) -> None:
         title = f"Graph {self.graph_index} of rank {self.rank}: {name}."
-        self._write(f"{self._stage:02d}_{name}.py", runnable_code(module, title, self.rank))
-        self._last = module.code
+        self._write(f"{self._stage:02d}_{name}.py", self._code.replace(_TITLE, title, 1))
         counts = "  ".join(f"{op} {count}" for op, count in op_counts(module.graph).items())
         self._write("op_counts.txt", f"{self._stage:02d}_{name}: {counts}\n", mode="a")
 
@@ -105,23 +110,22 @@ class TraceDump:
     """Writes artifacts of the structured trace: `TORCH_TRACE=DIR`, then `tlparse DIR`."""
 
     _stage: int = 0
-    _last: str = field(default="", repr=False)
+    _code: str = field(default="", repr=False)
 
     def captured(self, module: GraphModule) -> None:
         trace_artifact("cocodiff_00_captured", lambda: self._shown(module))
 
     def after_pass(self, name: str, module: GraphModule, result: PassResult) -> None:  # noqa: ARG002
         self._stage += 1
-        before = self._last
+        before = self._code
         stage = f"cocodiff_{self._stage:02d}_{name}"
         trace_artifact(stage, lambda: self._shown(module))
-        trace_artifact(f"{stage}.diff", lambda: _code_diff(before, self._last, name))
+        trace_artifact(f"{stage}.diff", lambda: _code_diff(before, self._code, name))
 
     def _shown(self, module: GraphModule) -> str:
         """Returns the readable code; called only if tracing is on, to format none in vain."""
-        self._last = module.code
-        text: str = module.print_readable(print_output=False)
-        return text
+        self._code = module.print_readable(print_output=False)
+        return self._code
 
     def finished(self, summary: dict[str, Any]) -> None:
         trace_artifact("cocodiff_explanation", lambda: format_graph(summary))

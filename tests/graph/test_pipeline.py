@@ -59,10 +59,15 @@ class Watcher:
     seen: list[tuple[str, str]] = field(default_factory=list)
 
     def captured(self, module: GraphModule) -> None:
-        self.seen.append(("captured", module.code))
+        self.seen.append(("captured", _code_of(module)))
 
     def after_pass(self, name: str, module: GraphModule, _result: PassResult) -> None:
-        self.seen.append((name, module.code))
+        self.seen.append((name, _code_of(module)))
+
+
+def _code_of(module: GraphModule) -> str:
+    code: str = module.graph.python_code(root_module="self").src
+    return code
 
 
 def _first(graph: Graph, target: object) -> torch.fx.Node:

@@ -254,6 +254,18 @@ def test_nodes_can_be_sorted_behind_what_they_read() -> None:
     graph.lint()
 
 
+def test_a_lazy_module_computes_what_its_graph_holds_when_it_is_called() -> None:
+    graph = traced(lambda x: x + 1, torch.ones(2))
+    module = compat.lazy_module(torch.nn.Module(), graph)
+    (add,) = module.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    for number in (1, 5):
+        add.args = (add.args[0], number)
+        module.recompile()
+        assert f", {number})" in module.code
+        (result,) = torch.utils._pytree.tree_leaves(module(torch.ones(2)))
+        assert result.tolist() == [1 + number] * 2
+
+
 def test_a_graph_of_a_compile_that_is_over_is_compiled() -> None:
     kept: list[tuple[object, list[object], dict[str, object]]] = []
 

@@ -81,7 +81,7 @@ def _settings(parsed: argparse.Namespace, rate_mbit: float | None) -> QualitySet
         steps=parsed.steps,
         batch=parsed.batch,
         rate_mbit=rate_mbit,
-        ready_steps=3,
+        ready_steps=2,
         chunks=False,
         is_profiled=True,
         debug_dir=str((parsed.out / "compile").absolute()),

@@ -43,7 +43,7 @@ _PLAIN = {"v_first": False, "tapa": "off", **_UNCUT}
 """Options where time is not measured: the exact passes change no value, but compile long."""
 _RANGE = 2.0
 """The range of pixel values, which lie in -1..1."""
-_PROFILED_STEPS = 3
+_PROFILED_STEPS = 2
 
 
 @dataclass
