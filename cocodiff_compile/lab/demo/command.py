@@ -35,7 +35,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "on two nodes of an emulated cluster (root; otherwise two ranks over loopback) compiled "
         "by stock Inductor, by cocodiff exactly, and by cocodiff with V-Major, interleaved.",
     )
-    demo.add_argument("--steps", type=int, default=10, help="denoising steps (default: 10)")
+    demo.add_argument("--steps", type=int, default=8, help="denoising steps (default: 8)")
     demo.add_argument("--batch", type=int, default=8, help="pictures drawn at once (default: 8)")
     demo.add_argument("--rounds", type=int, default=2, help="interleaved rounds (default: 2)")
     demo.add_argument(
