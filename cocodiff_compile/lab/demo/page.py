@@ -80,7 +80,11 @@ def _samples(outcome: Outcome) -> Drawing:
 
 def _where_to_look(outcome: Outcome) -> Text:
     folder = outcome.result["settings"]["debug_dir"]
-    return Text(f"{folder}/passes/rank_000/index.html shows what each pass did to the graph.")
+    exact, lossy = (item["name"] for item in outcome.result["variants"][1:])
+    return Text(
+        f"{folder}/{exact}/rank_000/index.html shows what each pass did to the graph; "
+        f"{folder}/{lossy}/rank_000/index.html also shows what V-Major sent in each step."
+    )
 
 
 def _settings(outcome: Outcome, machine: Mapping[str, Any]) -> Table:
