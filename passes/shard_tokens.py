@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """shard-tokens: make Ulysses out of a plain model, each rank of which would compute the same.
 
-Needs     a functional ATen inference graph with values on its nodes and sizes that are numbers, and
-          no collective in it; every rank is called with the same inputs.
+Needs     a functional ATen inference graph with values on its nodes, and no collective in it;
+          sizes are numbers, or symbolic with numbers of tokens that divide by the ranks; every
+          rank is called with the same inputs.
 Rewrites  the nodes it is told: each rank computes its share of their tokens. An attention whose
           keys are shared out too gets an all-to-all for query, key, value and output; one whose
           keys are whole reads its share of the queries. What is read as a whole is gathered. The

@@ -4,7 +4,7 @@
 Dynamo captures a graph for any size when a model is called with a second resolution. If its tokens
 do not divide by the ranks (`shard/any_size.py`), shares have to be cut at numbers: then the graph
 is compiled for the sizes of each call. From `MAX_SIZES` on it is compiled once more, for any size,
-and tokens are not shared out.
+usually without sharing tokens out.
 
 Dynamo then also makes inputs of floats that changed, which the graph reads with `item`. Those are
 numbers of the call, too: outside of Dynamo nothing is known of what `item` would return.
@@ -112,7 +112,7 @@ class PerShape:
                 log,
                 logging.WARNING,
                 f"option 'shard': a graph was called with more than {MAX_SIZES} sets of sizes: "
-                "others share one graph, in which tokens may not be shared out; compile the model "
+                "others share one graph, possibly without sharing tokens out; compile the model "
                 "with dynamic=False, or give it tensors instead of numbers that change from call "
                 "to call",
             )

@@ -40,7 +40,7 @@ class PinOrder(CustomGraphPass):
             say_once(
                 log,
                 logging.WARNING,
-                "this version of torch cannot be told an order: Inductor orders the exchanges "
+                "this version of torch cannot enforce an order: Inductor orders the exchanges "
                 "in its own way, results are the same",
             )
 

@@ -34,7 +34,9 @@ def add_lab(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     up.set_defaults(action=_up)
     up.add_argument("--nodes", type=int, default=2, help="default: 2")
-    up.add_argument("--rate", type=float, metavar="MBIT", help="per node and direction, Mbit/s")
+    up.add_argument(
+        "--rate", type=float, metavar="MBIT", help="Mbit/s per node and direction (unlimited)"
+    )
     up.add_argument(
         "--packet-bytes", type=int, default=0, metavar="N", help="charge N more bytes per packet"
     )
@@ -43,7 +45,9 @@ def add_lab(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     run.set_defaults(action=_run)
     run.add_argument("--tiles", type=int, default=1, help="ranks per node (default: 1)")
-    run.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
+    run.add_argument(
+        "--timeout", type=float, default=3600.0, metavar="SECONDS", help="(default: 3600)"
+    )
     run.add_argument(
         "script",
         nargs=argparse.REMAINDER,

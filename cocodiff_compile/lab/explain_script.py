@@ -41,7 +41,13 @@ def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     explain.add_argument(
         "--ranks-per-node", type=int, help="ranks of a node (default: all are on one)"
     )
-    explain.add_argument("--out", type=Path, default=Path("build/explain"), metavar="DIR")
+    explain.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/explain"),
+        metavar="DIR",
+        help="the folder for the page (default: build/explain)",
+    )
     explain.add_argument("script", type=Path, metavar="SCRIPT.py")
     explain.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"

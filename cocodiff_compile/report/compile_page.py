@@ -89,8 +89,8 @@ def _summary(page: Mapping[str, Any]) -> Section:
     ]
     if summary["sharing"]:
         sharing = ShardReport.from_data(summary["sharing"])
-        what = "shared out" if sharing.is_applied else "not shared out, would be"
-        facts.append((f"over {sharing.num_ranks} ranks", f"{sharing.gain:.2f}x", what))
+        what = "estimated" if sharing.is_applied else "estimated, not applied"
+        facts.append((f"sharing over {sharing.num_ranks} ranks", f"{sharing.gain:.2f}x", what))
     for machine in page["machines"][:1]:
         topology = machine["topology"]
         axes = " x ".join(f"{axis['size']} {axis['name']}" for axis in topology["axes"])
@@ -99,7 +99,7 @@ def _summary(page: Mapping[str, Any]) -> Section:
             ("machine", f"{topology['name']}", f"{machine['num_ranks']} ranks: {axes}, {how}")
         )
     if page["device"]:
-        facts.append(("device", page["device"], "what computing is estimated by"))
+        facts.append(("device", page["device"], "the device that estimates are for"))
     return Section("Summary", "Summary", (Facts(facts),), _lead(page))
 
 
@@ -161,7 +161,7 @@ def _passes(page: Mapping[str, Any]) -> Part:
     columns = (
         Column("pass"),
         Column("graph"),
-        Column("what it says", is_wide=True),
+        Column("notes", is_wide=True),
         Column("ms", True),
     )
     return Table(columns, rows, "passes, in the order they ran", has_filter=False)
@@ -210,7 +210,7 @@ def _timeline(page: Mapping[str, Any]) -> Section | None:
         "The step, as captured and as ordered",
         (chart,),
         "Above: the graph as it came. Below: as it runs now. Both on one scale; one lane computes, "
-        "the others are links. Waiting is what stays exposed.",
+        "the others are links. A wait is the exposed part of an exchange.",
     )
 
 
@@ -235,8 +235,8 @@ def _attentions(page: Mapping[str, Any]) -> Section | None:
         "Attentions",
         "Attentions",
         (table,),
-        "Every attention with exchanges: what each leg sends, in which phases and chunks, how long "
-        "it is exposed, and why one was declined.",
+        "Every attention with exchanges: what Q, K, V and O each send, in which phases and "
+        "chunks, how long it is exposed, and why one was declined.",
         count=len(table.rows),
     )
 
@@ -250,7 +250,7 @@ def _stages(page: Mapping[str, Any]) -> Section | None:
         "Graph",
         "The graph after each pass",
         (_passes(page), diff),
-        "What each pass says and changed; then a line for each node, unchanged ones folded.",
+        "Notes and changes of each pass, then a line for each node; unchanged lines are folded.",
         prints_open=False,
     )
 
@@ -267,11 +267,7 @@ def _machine(page: Mapping[str, Any]) -> Section | None:
         ]
         if machine["phases"]:
             svg = draw_phases(machine["phases"], colours_of_axes(topology))
-            parts.append(
-                Drawing(
-                    svg, "exchanges by size: their phases one behind the other, and in one phase"
-                )
-            )
+            parts.append(Drawing(svg, "exchanges by size: in phases, and in one phase"))
         else:
             parts.append(Text("Exchanges run in one phase (tapa is off, or there is one axis)."))
     return Section(

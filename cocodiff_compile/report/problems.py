@@ -73,8 +73,8 @@ def _lost_order(page: Mapping[str, Any]) -> Iterable[Problem]:
             "order not kept",
             "Inductor did not keep the new order",
             f"graph {page['graph']}",
-            "the generated code starts or awaits exchanges in another order than was chosen, so "
-            "that exchanges may be exposed; results are the same",
+            "the generated code starts or awaits exchanges in a different order from the chosen "
+            "one, so exchanges may be exposed; results are the same",
             (
                 "Run with a version of torch that docs/compatibility.md lists, and without other "
                 "custom passes that move nodes; options={'v_first': False} leaves the order to "
@@ -139,7 +139,7 @@ def _exposed(page: Mapping[str, Any]) -> Iterable[Problem]:
             "exchange exposed",
             f"{sum(item.count for item in rest)} more exchanges, exposed for {seconds} together",
             joined_all(f"{item.what} of {item.where}" for item in rest[:6]),
-            "each kind of them costs little; 'Next exposed' in the timeline goes through them",
+            "each costs little by itself; 'Next exposed' in the timeline steps through them",
             rest[0].remedies,
         )
 
@@ -190,7 +190,7 @@ def _no_estimate(page: Mapping[str, Any]) -> Iterable[Problem]:
         return
     options = page["options"]
     if options["v_first"]["value"] == "False" or "schedule-v-first" in options["disable"]["value"]:
-        reason = "the pass schedule-v-first is turned off, so that exchanges stay in the way"
+        reason = "the pass schedule-v-first is turned off, so exchanges are not hidden"
         remedy = "Set options={'v_first': True} (the default), and leave it out of 'disable'."
     elif options["decision"]["value"] != "None":
         yield Problem(

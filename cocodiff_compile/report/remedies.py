@@ -24,14 +24,14 @@ _CONSECUTIVE = (
     "rank, ...) before torch.distributed.all_to_all_single, not (heads of a rank, ranks, ...)."
 )
 _IN_AND_OUT = (
-    "Exchange in the usual way: before the attention scatter heads and gather tokens, behind it "
+    "Exchange in the usual way: before the attention scatter heads and gather tokens, after it "
     "scatter tokens and gather heads."
 )
 _REGISTER = (
     "If this op is an attention, make it known before the model is compiled: "
     "cocodiff_compile.register_attention(torch.ops.<namespace>.<op>, query=..., key=..., "
     "value=..., layout='BSHD'): the names of its arguments, and the order of samples, tokens (S), "
-    "heads and the size of a head in them. Else use "
+    "heads and the size of a head in them. Otherwise, use "
     "torch.nn.functional.scaled_dot_product_attention."
 )
 _ONE_GRAPH = (
@@ -42,7 +42,7 @@ _ONE_GRAPH = (
 _FIXED_SHAPES = "Compile with dynamic=False, so that all sizes are numbers."
 _ALIKE = (
     "Send query, key, value and result each through one torch.distributed.all_to_all_single over "
-    "the same group, right before and right behind the attention."
+    "the same group, directly before and after the attention."
 )
 
 _REMEDIES: tuple[tuple[str, str], ...] = (
@@ -59,11 +59,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"different groups", "Run all exchanges of one attention over the same process group."),
     (r"ring or gathered attention", "Use Ulysses alone for this attention (ring degree 1), or let "
      "options={'shard': 'tokens'} share out the plain model over all ranks."),
-    (r"is joined from \d+ all-to-alls", "Join the parts (text and image, say) with torch.cat "
+    (r"is joined from \d+ all-to-alls", "Join the parts (such as text and image) with torch.cat "
      "before one exchange, instead of exchanging each of them."),
     (r"goes into \d+ all-to-alls", "Exchange the result once and use what arrives twice."),
-    (r"also feeds|not this attention alone", "Let this attention alone read what its exchange "
-     "brings: return or reuse the tensor from before the exchange, or exchange it once more for "
+    (r"also feeds|not this attention alone", "Let nothing else read the result of this "
+     "exchange: return or reuse the tensor from before the exchange, or exchange it once more for "
      "the other reader."),
     (r"carries torch\.\w+, not floats", "Exchange floating-point tensors, and let "
      "options={'v_major': {}} make them small if bytes are what limits (lossy)."),
@@ -74,7 +74,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"scatters dim|gathers dim|gathers something else|gathers samples|gathers heads, not",
      _IN_AND_OUT),
     (r"joins the result of an attention before its output exchange", "Exchange the result of the "
-     "attention first, and join the other tensor behind the exchange."),
+     "attention first, and join the other tensor after the exchange."),
     (r"is an all-to-all that this pass does not support", "Use "
      "torch.distributed.all_to_all_single, or its functional form, with one tensor."),
     (r"lies inside of", "Move the exchange out of the branch or loop, or unroll it."),
@@ -82,7 +82,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"between attention and the exchange|between .* stands", "Move what stands between the "
      "attention and its exchange to the other side of the exchange."),
     (r"symbolic", _FIXED_SHAPES),
-    (r"only_if_faster", "Nothing need be done: sending it uncompressed is the faster choice here. "
+    (r"only_if_faster", "No action is needed: sending it uncompressed is the faster choice here. "
      "options={'v_major': {'only_if_faster': False}} codes it anyway."),
     (r"memory budget", "Raise options={'v_major': {'memory_budget_mib': ...}}, or leave it: this "
      "attention is then sent uncompressed."),
@@ -91,7 +91,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"no tokens are skipped: its exchanges are cut", "Set head_chunks=1 and token_chunks=1 if "
      "skipping tokens is worth more than chunks."),
     (r"no tokens are skipped: Q, K and V share", "Exchange Q, K and V each by itself."),
-    (r"no tokens are skipped", "Nothing need be done: all tokens of this attention are sent."),
+    (r"no tokens are skipped", "No action is needed: all tokens of this attention are sent."),
     (r"heads cannot be cut into (\d+) chunks: a rank has", "Set head_chunks to a number that "
      "divides the heads of a rank, or 'auto'."),
     (r"(heads|tokens) cannot be cut", "Leave the option at 'auto'; an op that heads or tokens can "
@@ -99,8 +99,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 GENERAL = (
-    "Compare the model's exchanges with docs/concepts/ulysses.md, or compile the plain model with "
-    "options={'shard': 'tokens'}, which makes the exchanges itself."
+    "Compare the model's exchanges with the page on Ulysses in the documentation, or compile the "
+    "plain model with options={'shard': 'tokens'}, which makes the exchanges itself."
 )
 """What can always be tried."""
 
@@ -135,7 +135,7 @@ def _roles(name: str) -> str:
 _NOTES: tuple[tuple[str, str], ...] = (
     (r"not shared out: there is one rank", "Start more ranks, or give explain a degree: "
      "options={'shard': {'degree': 8}}."),
-    (r"not shared out: estimated gain", "The exchanges are estimated to cost more than is won. "
+    (r"not shared out: estimated gain", "The exchanges are estimated to cost more than they save. "
      "options={'shard': {'min_gain': 0}} shares out all that can be; a smaller 'degree', or a "
      "'topology' that describes faster links, may also change the estimate."),
     (r"not shared out", "Change what the reason names. If that cannot be: where diffusers has "

@@ -2,7 +2,7 @@
 """Knows which models are being called that gather the shares they return.
 
 `compiler/enclosing_module.py` gives such a model two hooks, which enter and leave here. A call is
-known by its frame on the stack: one that was left without its second hook, by an interrupt say,
+known by its frame on the stack: one left without its second hook (by an interrupt, for one)
 counts for nothing.
 """
 

@@ -55,6 +55,15 @@ def test_the_table_says_what_was_measured_where() -> None:
 
 
 @pytest.mark.parametrize(
+    ("exact_off", "words"), [(1e-6, "the same bits"), (2e-6, "NOT the same bits")]
+)
+def test_the_table_says_whether_exact_passes_keep_the_bits_of_stock_inductor(
+    exact_off: float, words: str
+) -> None:
+    assert f"exact and stock Inductor: {words}" in _outcome(exact_off).format()
+
+
+@pytest.mark.parametrize(
     ("exact_off", "lossy_off", "near"),
     [(1e-6, 2e-2, True), (1e-2, 2e-2, False), (1e-6, 0.2, False)],
 )

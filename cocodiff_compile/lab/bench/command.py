@@ -77,7 +77,13 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     bench.add_argument(
         "--repeats", type=int, default=8, help="the number of rounds, at least 8 (the default)"
     )
-    bench.add_argument("--out", type=Path, default=Path("build/bench"), metavar="DIR")
+    bench.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/bench"),
+        metavar="DIR",
+        help="the folder for results (default: build/bench)",
+    )
     bench.add_argument(
         "--resume", action="store_true", help="keep the cases that DIR/results.json already has"
     )

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 def add_coverage(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     coverage = commands.add_parser(
-        "coverage", help="share every transformer class of diffusers out over 4 simulated ranks"
+        "coverage", help="try which transformers of diffusers are shared out, over simulated ranks"
     )
     coverage.add_argument(
         "--classes", nargs="+", metavar="NAME", help="classes, or parts of their names"

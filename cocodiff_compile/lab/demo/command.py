@@ -32,7 +32,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "demo",
         help="draw pictures over a slow link: stock Inductor, exact passes and V-Major, compared",
         description="Draws pictures with a small FLUX that was trained for it: in one process, and "
-        "on two nodes of an emulated cluster (root; otherwise two ranks over loopback) compiled "
+        "on two nodes of an emulated cluster (needs root; else two ranks over loopback) compiled "
         "by stock Inductor, by cocodiff exactly, and by cocodiff with V-Major, interleaved.",
     )
     demo.add_argument("--steps", type=int, default=8, help="denoising steps (default: 8)")
@@ -41,7 +41,13 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     demo.add_argument(
         "--loopback", action="store_true", help="run over loopback, without an emulated cluster"
     )
-    demo.add_argument("--out", type=Path, default=Path("build/demo"), metavar="DIR")
+    demo.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/demo"),
+        metavar="DIR",
+        help="the folder for results (default: build/demo)",
+    )
     demo.set_defaults(run=run_demo)
 
 

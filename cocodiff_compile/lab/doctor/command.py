@@ -21,7 +21,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "doctor",
         help="report what this machine has, what would be used, and what would fail",
         description="The exit status is 0 if ranks can run here, and 1 if a problem prevents it. "
-        "Under a launcher the first rank prints, and every other rank that has a problem.",
+        "Under a launcher the first rank prints, and so does every other rank with a problem.",
     )
     doctor.add_argument("--json", action="store_true", help="print findings as JSON")
     doctor.set_defaults(run=_run_doctor)

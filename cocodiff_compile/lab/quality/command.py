@@ -40,14 +40,14 @@ def add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "nodes of an emulated cluster (root), and whole runs are timed, interleaved.",
     )
     quality.add_argument("--policies", metavar="A,B", help="the policies to compare; default: all")
-    quality.add_argument("--pictures", type=int, default=16)
-    quality.add_argument("--steps", type=int, default=50)
-    quality.add_argument("--batch", type=int, default=4, help="pictures drawn at once")
+    quality.add_argument("--pictures", type=int, default=16, help="pictures in all (default: 16)")
+    quality.add_argument("--steps", type=int, default=50, help="denoising steps (default: 50)")
+    quality.add_argument("--batch", type=int, default=4, help="pictures drawn at once (default: 4)")
     quality.add_argument("--dtype", choices=DTYPES, default="fp32")
     quality.add_argument(
         "--ranks", type=int, default=2, help="local ranks, without --shares (default: 2)"
     )
-    quality.add_argument("--grid", default="2x1", help="nodes x tiles, with --shares")
+    quality.add_argument("--grid", default="2x1", help="nodes x tiles, with --shares (2x1)")
     quality.add_argument(
         "--shares",
         metavar="A,B",
@@ -56,7 +56,13 @@ def add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     quality.add_argument(
         "--weights", type=Path, help="the weights of the model; default: those of the package"
     )
-    quality.add_argument("--out", type=Path, default=Path("build/quality"), metavar="DIR")
+    quality.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/quality"),
+        metavar="DIR",
+        help="the folder for results (default: build/quality)",
+    )
     quality.set_defaults(run=run_quality)
 
 

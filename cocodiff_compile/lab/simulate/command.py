@@ -22,15 +22,27 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "simulate",
         help="simulate a step of a published model on a machine, flat and in phases",
     )
-    simulate.add_argument("--topology", default="aurora", help="aurora, dgx-h100, flat, or a file")
-    simulate.add_argument("--nodes", default="1", metavar="N[,N...]", help="such as 1,2,4,8")
-    simulate.add_argument("--model", default="qwen-image", help="qwen-image, flux, sd3.5, ...")
-    simulate.add_argument("--resolution", type=int, default=1536, help="pixels per edge")
+    simulate.add_argument(
+        "--topology", default="aurora", help="aurora (default), dgx-h100, flat, or a file"
+    )
+    simulate.add_argument(
+        "--nodes", default="1", metavar="N[,N...]", help="such as 1,2,4,8 (default: 1)"
+    )
+    simulate.add_argument(
+        "--model",
+        default="qwen-image",
+        help="qwen-image (default), flux, flux2, sd3.5 or wan",
+    )
+    simulate.add_argument(
+        "--resolution", type=int, default=1536, help="pixels per edge (default: 1536)"
+    )
     simulate.add_argument("--ulysses-degree", type=int, help="default: all ranks, 48 at most")
     simulate.add_argument("--device", help="aurora-tile or h100; default: that of the topology")
-    simulate.add_argument("--layers", type=int, help="cut the model to so many blocks of each kind")
-    simulate.add_argument("--all-plans", action="store_true", help="each cut into phases as a row")
-    simulate.add_argument("--microbenchmark", action="store_true", help="print that alone")
+    simulate.add_argument("--layers", type=int, help="use at most this many blocks of each kind")
+    simulate.add_argument(
+        "--all-plans", action="store_true", help="list every way to split exchanges into phases"
+    )
+    simulate.add_argument("--microbenchmark", action="store_true", help="print nothing else")
     for name, what in (("json", "the figures"), ("trace", "the timelines"), ("plot", "a picture")):
         simulate.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what} to FILE")
     simulate.set_defaults(run=run_simulate)
