@@ -43,7 +43,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     has_free_unbacked_symbols,
@@ -197,6 +197,13 @@ def group_ranks(group_name: str) -> tuple[int, ...] | None:
 def is_capturing() -> bool:
     """Returns whether Dynamo or AOTAutograd is tracing a graph right now."""
     return TracingContext.try_get() is not None
+
+
+def is_recording() -> bool:
+    """Returns whether the ops that are called become nodes of a graph: not where Dynamo only looks
+    what an op would return.
+    """
+    return get_proxy_mode() is not None
 
 
 def not_captured(function: Function) -> Function:

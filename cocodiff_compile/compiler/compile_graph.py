@@ -66,9 +66,16 @@ from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.report.collect import is_collecting
 from cocodiff_compile.report.page_data import describe_captured
 from cocodiff_compile.say_once import say_once
+from cocodiff_compile.shard.token_share import TokenShare
 from cocodiff_compile.v_major.payload import EXACT, Payload
 
 log = logging.getLogger(__name__)
+
+_TAKES_NO_SHARES = (
+    "option 'shard': a compiled block reads a tensor of which each rank holds a share in an op "
+    "that takes no shares, such as torch.cond ({why}); compile the whole model, or write "
+    "the block without that op"
+)
 
 
 def compile_for_dynamo(
@@ -116,8 +123,13 @@ def _compile_captured(
     settings: dict[str, Any] | None,
 ) -> Any:
     inner = functools.partial(_compile_inner, compilation=compilation)
-    with without_autograd_cache():
-        return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=settings)
+    try:
+        with without_autograd_cache():
+            return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=settings)
+    except NotImplementedError as error:
+        if any(isinstance(value, TokenShare) for value in example_inputs):
+            raise UserError(_TAKES_NO_SHARES.format(why=str(error).splitlines()[0])) from error
+        raise
 
 
 def _mode_settings(mode: str | None) -> dict[str, Any] | None:

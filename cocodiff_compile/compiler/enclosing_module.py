@@ -60,9 +60,14 @@ def _leave(model: nn.Module, _inputs: Any, output: Any) -> Any:
 
 def with_wholes(output: Any) -> Any:
     """Returns what a model returns with wholes in place of shares; those in fields of dataclasses
-    are replaced there.
+    are replaced there. What holds no share is the same object as before.
     """
-    return pytree.tree_map(_whole_leaf, output)
+    items, spec = pytree.tree_flatten(output, is_leaf=lambda item: item is not output)
+    if spec.is_leaf():
+        return _whole_leaf(output)
+    wholes = [with_wholes(item) for item in items]
+    is_as_before = all(whole is item for whole, item in zip(wholes, items, strict=True))
+    return output if is_as_before else pytree.tree_unflatten(wholes, spec)
 
 
 def _whole_leaf(leaf: Any) -> Any:
@@ -71,11 +76,6 @@ def _whole_leaf(leaf: Any) -> Any:
     if is_dataclass(leaf) and not isinstance(leaf, type):
         for name in [field.name for field in fields(leaf)]:
             value = getattr(leaf, name, None)
-            wholes = with_wholes(value)
-            if any(map(_is_share, pytree.tree_leaves(value))):
+            if (wholes := with_wholes(value)) is not value:
                 object.__setattr__(leaf, name, wholes)
     return leaf
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, TokenShare)

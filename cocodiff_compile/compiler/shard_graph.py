@@ -34,7 +34,7 @@ from cocodiff_compile.ranks.agreement.watch import watched
 from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.ranks.detect import RankLocation, detect
 from cocodiff_compile.ranks.groups import group_of
-from cocodiff_compile.shard.model_calls import begun_calls, is_gathered_behind
+from cocodiff_compile.shard.model_calls import begun_calls, is_gathered_behind, next_step
 from cocodiff_compile.shard.token_share import WHOLE, TokenShare
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.machine import sketch_machine
@@ -197,7 +197,11 @@ class SharedCall:
         for place, cut in self.sharded.kept.items():
             rows = results[place]
             rows = rows.reshape(-1).view(rows.shape)  # strides that no block tells apart
-            share = TokenShare(rows, cut, self.sharded.group)
+            handed_on = "as a share" if stays else "whole"
+            origin = (
+                f"result {place} of a compiled block, step {next_step()}, handed on {handed_on}"
+            )
+            share = TokenShare(rows, cut, self.sharded.group, origin=origin)
             results[place] = share if stays else share.whole()
         return results
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import GraphModule
 
 from cocodiff_compile.compat import FakeTensorMode, ShapeEnv, TorchDispatchMode
 from cocodiff_compile.errors import UserError
+from cocodiff_compile.shard.mutable_ops import written_by
 from cocodiff_compile.shard.token_share import TokenShare
 
 _WRITES = (
@@ -66,24 +66,12 @@ class _RefuseWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if any(_memory_of(tensor) in self._memory for tensor in _written(func, args, kwargs or {})):
+        if any(
+            _memory_of(tensor) in self._memory for tensor in written_by(func, args, kwargs or {})
+        ):
             raise UserError(_WRITES)
         return func(*args, **(kwargs or {}))
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _written(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[torch.Tensor]:
-    """Returns the tensors that an op writes to."""
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
-    given |= kwargs
-    named = [item.name for item in schema.arguments if item.alias_info and item.alias_info.is_write]
-    leaves = pytree.tree_leaves([given.get(name) for name in named])
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

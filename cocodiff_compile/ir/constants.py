@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a captured graph computes with besides its inputs: numbers of the call, which Dynamo
-makes constants, and tensors that became part of the graph.
+"""Says what a captured graph computes with besides its inputs: its pointwise ops, numbers of the
+call, which Dynamo makes constants, and tensors that became part of the graph.
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ def constants_of(module: GraphModule) -> dict[str, Any]:
     """
     tensors: dict[str, Any] = {}
     numbers: dict[str, list[Any]] = {}
-    _collect(module, tensors, numbers)
+    ops: set[str] = set()
+    _collect(module, tensors, numbers, ops)
     texts = {f"the numbers given to {op}": _text(values) for op, values in numbers.items()}
-    return {**tensors, **texts}
+    return {"the pointwise ops of the model": ", ".join(sorted(ops)), **tensors, **texts}
 
 
-def _collect(module: GraphModule, tensors: dict[str, Any], numbers: dict[str, list[Any]]) -> None:
+def _collect(
+    module: GraphModule, tensors: dict[str, Any], numbers: dict[str, list[Any]], ops: set[str]
+) -> None:
     for node in module.graph.nodes:
+        if node.target in POINTWISE:
+            ops.add(str(node.target))
         if node.op == "get_attr":
             constant = getattr(module, str(node.target), None)
             if isinstance(constant, GraphModule):  # a branch, or the body of a loop
-                _collect(constant, tensors, numbers)
+                _collect(constant, tensors, numbers, ops)
             elif isinstance(constant, torch.Tensor) and constant.layout is torch.strided:
                 tensors[f"the constant {node.target}"] = constant
         elif node.op == "call_function":

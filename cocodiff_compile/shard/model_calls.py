@@ -22,6 +22,7 @@ class _Calls(threading.local):
 
     def __init__(self) -> None:
         self.begun = 0
+        self.steps = 0
         self.under_way: dict[int, FrameType] = {}
         """The frames of calls that were entered, by identity."""
         self.is_as_in_later_calls = False
@@ -44,6 +45,7 @@ def module_calls() -> Iterator[FrameType]:
 def enter(model: nn.Module) -> None:
     """Begins a call of a model, from within it."""
     _calls.begun += 1
+    _calls.steps = 0
     frames = {id(frame): frame for frame in module_calls()}
     for stale in _calls.under_way.keys() - frames.keys():
         del _calls.under_way[stale]
@@ -60,6 +62,14 @@ def leave(model: nn.Module) -> None:
 def begun_calls() -> int:
     """Returns how many calls were entered: the same on all ranks that run the same program."""
     return _calls.begun
+
+
+def next_step() -> int:
+    """Numbers what happens to shares in one call of a model, when they are made and when they are
+    gathered: the same on all ranks that run the same program.
+    """
+    _calls.steps += 1
+    return _calls.steps
 
 
 def is_gathered_behind() -> bool:

@@ -13,6 +13,7 @@ whole is one op, `WHOLE`.
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from cocodiff_compile.compat import (
     find_group,
     group_ranks,
     is_capturing,
+    is_recording,
     not_captured,
     outside_the_compiler,
 )
@@ -36,8 +38,9 @@ from cocodiff_compile.errors import UserError
 from cocodiff_compile.ir.aten import ALL_GATHER, WAIT, aten
 from cocodiff_compile.ir.layout import Size
 from cocodiff_compile.ir.pointwise import POINTWISE
-from cocodiff_compile.ranks.agreement.watch import watched
-from cocodiff_compile.shard.model_calls import is_gathered_behind
+from cocodiff_compile.ranks.agreement.eager_calls import eager_call
+from cocodiff_compile.shard.model_calls import is_gathered_behind, next_step
+from cocodiff_compile.shard.mutable_ops import changes_shape, with_own_arguments, written_by
 
 
 def gathered_rows(
@@ -80,6 +83,19 @@ _LEFT = (
     "or in an object that is no tuple, dict or dataclass: it cannot be read here, where others may "
     "not read it; return it from the model's forward, or read it there"
 )
+_NEW_SHAPE = (
+    "option 'shard': {op} changes the shape of a tensor in place, of which this rank holds a "
+    "share; make a new tensor instead"
+)
+_NEW_DATA = (
+    "option 'shard': a tensor of which this rank holds a share is given other data; use the other "
+    "tensor instead of assigning to .data"
+)
+_WRITTEN_WHILE_CAPTURED = (
+    "option 'shard': {op} writes to a tensor in place, of which this rank holds a share, in code "
+    "that is compiled; write x = x + y instead of x += y"
+)
+_MAX_ORIGIN = 160
 
 
 def whole_cut(arguments: Mapping[str, Any]) -> Cut:
@@ -124,6 +140,8 @@ class TokenShare(Tensor):
 
     cut: Cut
     group: str
+    origin: str
+    """What this is, in words that all ranks use alike: ranks compare what they gather."""
     _held: Tensor | None
     _source: _Source | None
     """What this is a view of."""
@@ -135,7 +153,12 @@ class TokenShare(Tensor):
 
     @staticmethod
     def __new__(
-        cls, share: Tensor, cut: Cut, group: str, strides: Sequence[Any] | None = None
+        cls,
+        share: Tensor,
+        cut: Cut,
+        group: str,
+        strides: Sequence[Any] | None = None,
+        origin: str = "",
     ) -> TokenShare:
         """Makes a share of a contiguous whole, or of one that lies in memory with `strides`."""
         shape = list(share.shape)
@@ -151,9 +174,10 @@ class TokenShare(Tensor):
         cut: Cut,
         group: str,
         strides: Sequence[Any] | None = None,  # noqa: ARG002  (of __new__)
+        origin: str = "",
     ) -> None:
         super().__init__()
-        self.cut, self.group = cut, group
+        self.cut, self.group, self.origin = cut, group, origin
         self._held, self._source, self._whole = share, None, None
         self._is_of_a_call = is_gathered_behind()
 
@@ -184,7 +208,9 @@ class TokenShare(Tensor):
             return in_graph
         if self._is_of_a_call and not is_gathered_behind():
             raise UserError(_LEFT)
-        with watched(tuple(group_ranks(self.group) or ())):
+        origin = self.origin or "a share"
+        what = f"in step {next_step()} of a model's call the gather of {list(self.shape)}, {origin}"
+        with eager_call(tuple(group_ranks(self.group) or ()), what):
             self._whole = WHOLE(self.share, *place, self.group)
         self._held = None
         return self._whole
@@ -214,7 +240,8 @@ class TokenShare(Tensor):
         of_whole: Callable[[Tensor], Tensor],
     ) -> TokenShare:
         strides = of_whole(_like(self)).stride()
-        made = TokenShare(of_share(self.share), cut, self.group, strides)
+        origin = _origin(f"a view {list(cut.segments)}", [self])
+        made = TokenShare(of_share(self.share), cut, self.group, strides, origin)
         made._held, made._source = None, _Source(self, of_share, of_whole)
         return made
 
@@ -222,6 +249,14 @@ class TokenShare(Tensor):
         return f"TokenShare({list(self.shape)}, {self.cut.count} shares)"
 
     # What torch does not dispatch.
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, _other: Tensor) -> None:
+        raise UserError(_NEW_DATA)
 
     @not_captured
     def tolist(self) -> Any:
@@ -276,12 +311,34 @@ class TokenShare(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if (kept := _kept_shared(func, args, kwargs or {})) is not None:
+        kwargs = kwargs or {}
+        if (kept := _kept_shared(func, args, kwargs)) is not None:
             return kept
-        writes = func._schema.is_mutable and isinstance(args[0], TokenShare)  # type: ignore[attr-defined]
-        given, named = pytree.tree_map_only(TokenShare, TokenShare.whole, (args, kwargs or {}))
+        written = [item for item in written_by(func, args, kwargs) if isinstance(item, TokenShare)]
+        _refuse_write(func, args, written)
+        given, named = pytree.tree_map_only(TokenShare, TokenShare.whole, (args, kwargs))
         result = func(*given, **named)
-        return args[0] if writes else result
+        if any(item.whole().shape != item.shape for item in written):
+            raise UserError(_NEW_SHAPE.format(op=func))
+        return with_own_arguments(func, args, kwargs, result) if written else result
+
+
+def _refuse_write(
+    func: Callable[..., Any], args: Sequence[Any], written: Sequence[TokenShare]
+) -> None:
+    """Raises UserError if an op writes to shares in a way that a whole made of them cannot keep."""
+    if changes_shape(func) and isinstance(args[0], TokenShare):
+        raise UserError(_NEW_SHAPE.format(op=func))
+    if written and is_recording():
+        raise UserError(_WRITTEN_WHILE_CAPTURED.format(op=func))
+
+
+def _origin(how: str, shares: Sequence[TokenShare]) -> str:
+    """Describes what was made of these shares, in a text that stays short."""
+    text = f"{how} of ({', '.join(item.origin for item in shares)})"
+    if len(text) <= _MAX_ORIGIN:
+        return text
+    return f"{how} of {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _kept_shared(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -314,7 +371,7 @@ def _like(source: TokenShare) -> Tensor:
 
 
 def _with_same_share(source: TokenShare) -> TokenShare:
-    return TokenShare(source.share, source.cut, source.group, source.stride())
+    return TokenShare(source.share, source.cut, source.group, source.stride(), source.origin)
 
 
 def _all_of(source: TokenShare) -> TokenShare:
@@ -328,7 +385,8 @@ def _joined(shares: Sequence[TokenShare], dim: int) -> TokenShare | None:
     if any((item.cut.dim, item.cut.outer) != (first.dim, 1) for item in shares):
         return None
     cut = first.with_segments([n for item in shares for n in item.cut.segments])
-    return TokenShare(torch.cat([item.share for item in shares], first.dim), cut, shares[0].group)
+    share, origin = torch.cat([item.share for item in shares], first.dim), _origin("cat", shares)
+    return TokenShare(share, cut, shares[0].group, origin=origin)
 
 
 def _sliced(
@@ -378,21 +436,26 @@ def _pointwise(
         return whole if is_repeated else share_of(whole, first.cut.at(dim), rank)
 
     given, named = pytree.tree_map_only(Tensor, own, (args, kwargs))
-    return TokenShare(func(*given, **named), first.cut, first.group)
+    origin = _origin(str(func), [item for item in operands if isinstance(item, TokenShare)])
+    return TokenShare(func(*given, **named), first.cut, first.group, origin=origin)
 
 
 def _by_rows(func: Callable[..., Any], args: Sequence[Any], first: TokenShare) -> Any:
     """Computes a norm over channels, or a matmul with one matrix for all rows: between blocks and
     behind the last one these are the ops of large results.
     """
-    cut, group = first.cut, first.group
+    cut, group, origin = first.cut, first.group, _origin(str(func), [first])
+
+    def made(share: Tensor) -> TokenShare:
+        return TokenShare(share, cut, group, origin=origin)
+
     if func is aten.native_layer_norm.default and args[0] is first:
         if cut.dim >= first.dim() - len(args[1]):
             return None
-        return tuple(TokenShare(item, cut, group) for item in func(first.share, *args[1:]))
+        return tuple(map(made, func(first.share, *args[1:])))
     if func is aten.mm.default and args[0] is first and cut.dim == 0:
-        return TokenShare(func(first.share, args[1]), cut, group)
+        return made(func(first.share, args[1]))
     is_bias = func is aten.addmm.default and args[0].dim() == 1
     if is_bias and len(args) == 3 and args[1] is first and cut.dim == 0:
-        return TokenShare(func(args[0], first.share, args[2]), cut, group)
+        return made(func(args[0], first.share, args[2]))
     return None

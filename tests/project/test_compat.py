@@ -254,6 +254,18 @@ def test_nodes_can_be_sorted_behind_what_they_read() -> None:
     graph.lint()
 
 
+def test_recording_is_told_from_computing() -> None:
+    seen: list[bool] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(compat.is_recording())
+        return x + 1
+
+    look(torch.ones(2))
+    compat.make_fx(look)(torch.ones(2))
+    assert seen == [False, True]
+
+
 def test_a_lazy_module_computes_what_its_graph_holds_when_it_is_called() -> None:
     graph = traced(lambda x: x + 1, torch.ones(2))
     module = compat.lazy_module(torch.nn.Module(), graph)

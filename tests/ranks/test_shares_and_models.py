@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from cocodiff_compile.backends import eager
 from cocodiff_compile.backends.eager import run_as_it_stands
@@ -227,3 +228,110 @@ def test_a_rank_that_gathers_what_a_model_returns_learns_that_another_has_failed
     first, second = run_local_ranks(_fail_in_the_last_block, 2, timeout_s=120)
     assert second == "RuntimeError: out of memory"
     assert first.startswith("PeerError: rank 1 failed while it ran compiled code"), first
+
+
+class _Watched(nn.Module):
+    """Three blocks, and something that is done with what they return."""
+
+    def __init__(self, look: Callable[[list[Tensor]], Any]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.look = look
+        self.log: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        seen = []
+        for block in self.blocks:
+            seen.append(x := block(x))
+        self.log["seen"] = self.look(seen)
+        return x, self.log
+
+
+def _watched(look: Callable[[list[Tensor]], Any]) -> tuple[_Watched, Tensor]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = _Watched(look).eval(), torch.randn(2, 16, WIDTH)
+    for block in model.blocks:
+        block.compile(backend="cocodiff_eager", dynamic=False, options=OPTIONS)
+    return model, x
+
+
+def _each_rank_its_own(seen: list[Tensor]) -> float:
+    return float(seen[dist.get_rank()].mean())
+
+
+def _first_rank_alone(seen: list[Tensor]) -> float | None:
+    return float(seen[1].mean()) if dist.get_rank() == 0 else None
+
+
+def _all_ranks(seen: list[Tensor]) -> list[float]:
+    return [float((item * 2).mean()) for item in seen]
+
+
+@torch.no_grad()
+def _look(_rank: int, _num_ranks: int, look: Callable[[list[Tensor]], Any]) -> str:
+    model, x = _watched(look)
+    try:
+        for _ in range(4):
+            model(x)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("look", [_each_rank_its_own, _first_rank_alone])
+def test_ranks_that_read_different_shares_are_told(look: Callable[[list[Tensor]], Any]) -> None:
+    """Their gathers would meet each other, or nothing, and give wrong values or wait for ever."""
+    for said in run_local_ranks(_look, 2, look, timeout_s=120):
+        assert said.startswith("PeerError: "), said
+        assert "what runs outside of compiled code" in said
+
+
+@torch.no_grad()
+def _look_together(_rank: int, _num_ranks: int) -> tuple[list[bool], float]:
+    model, x = _watched(_all_ranks)
+    expected = _Watched(_all_ranks).eval()
+    expected.load_state_dict(model.state_dict())
+    results = [model(x) for _ in range(3)]
+    wanted, log = expected(x)
+    same = [found is model.log for _, found in results]
+    seen = [abs(a - b) for a, b in zip(model.log["seen"], log["seen"], strict=True)]
+    return same, largest([*(float((y - wanted).abs().max()) for y, _ in results), *seen])
+
+
+@pytest.mark.gloo
+def test_ranks_that_read_the_same_shares_get_their_values_and_objects_stay_themselves() -> None:
+    for same, error in run_local_ranks(_look_together, 2, timeout_s=120):
+        assert same == [True] * 3
+        assert error < TOLERANCE
+
+
+class _Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t - 1, (x,))
+        return self.block(branch)
+
+
+@torch.no_grad()
+def _branch(_rank: int, _num_ranks: int) -> str:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), _Branching()).eval()
+    for block in model:
+        block.compile(backend="cocodiff_eager", dynamic=False, options=OPTIONS)
+    try:
+        for _ in range(2):
+            model(torch.randn(2, 16, WIDTH))
+    except UserError as error:
+        return str(error)
+    return "was computed"
+
+
+@pytest.mark.gloo
+def test_a_block_that_reads_a_share_in_a_branch_is_refused_by_name() -> None:
+    for said in run_local_ranks(_branch, 2, timeout_s=120):
+        assert "torch.cond" in said, said

@@ -100,6 +100,36 @@ def _write_a_copy_of_a_part(x: Tensor) -> Tensor:
     return x * 2
 
 
+@torch.library.custom_op("token_shares::add_into", mutates_args=("residual",))
+def _add_into(x: Tensor, residual: Tensor) -> Tensor:
+    residual.add_(x)
+    return residual * 10
+
+
+@torch.library.custom_op("token_shares::scale_", mutates_args=("x",))
+def _scale_in_place(x: Tensor, factor: float) -> None:
+    x.mul_(factor)
+
+
+def _write_to_what_is_not_first(x: Tensor) -> Tensor:
+    return _add_into(torch.ones(x.shape), x)
+
+
+def _write_to_another_and_return(x: Tensor) -> Tensor:
+    return _add_into(x, torch.ones(x.shape))
+
+
+def _write_and_return_nothing(x: Tensor) -> Tensor:
+    assert _scale_in_place(x, 2.0) is None
+    return x
+
+
+def _write_two_results(x: Tensor) -> Tensor:
+    values, places = torch.empty(2, WIDTH), torch.empty(2, WIDTH, dtype=torch.long)
+    found = torch.max(x, 1, out=(values, places))
+    return found[0] + found[1] + values
+
+
 def _pickle(x: Tensor) -> Tensor:
     parts = pickle.loads(pickle.dumps([x, x[:, TEXT:]]))
     return parts[0] + parts[1].sum()
@@ -145,6 +175,31 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "filled": _fill,
     "read by one that is written": _write_to_another,
     "out": _write_out,
+    "an op writes to its second argument": _write_to_what_is_not_first,
+    "an op writes to another tensor": _write_to_another_and_return,
+    "an op writes and returns nothing": _write_and_return_nothing,
+    "an op writes two results": _write_two_results,
+    "an op writes to what it made": lambda x: nn.functional.rrelu(x, training=False),
+    "data": lambda x: x.data + 1,
+    "written through data": lambda x: x.data.add_(1),
+}
+
+
+def _write_compiled(x: Tensor) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(lambda tensor: tensor.add_(1), backend="aot_eager")(x)
+
+
+def _assign_data(x: Tensor) -> None:
+    x.data = torch.zeros(x.shape)
+
+
+REFUSED: dict[str, Callable[[Tensor], Any]] = {
+    "changes the shape": lambda x: x.unsqueeze_(0),
+    "resize_.default changes the shape": lambda x: x.resize_(2, WIDTH, TEXT + IMAGE),
+    "out changes the shape": lambda x: torch.mm(MATRIX, MATRIX, out=x),
+    "is given other data": _assign_data,
+    "writes to a tensor in place": _write_compiled,
 }
 
 
@@ -193,6 +248,26 @@ def test_a_share_is_used_like_the_whole(
         torch.testing.assert_close(share, plain, rtol=0, atol=0)
         torch.testing.assert_close(again, plain, rtol=0, atol=0)
         assert text.shape == (2, TEXT, WIDTH)
+
+
+@torch.no_grad()
+def _refused_uses(_rank: int, _num_ranks: int) -> dict[str, str]:
+    found = {}
+    for name, use in REFUSED.items():
+        try:
+            use(_made(torch.zeros(2, TEXT + IMAGE, WIDTH)))
+        except Exception as error:
+            found[name] = str(error)
+    return found
+
+
+@pytest.mark.gloo
+def test_uses_that_a_share_cannot_keep_are_refused_by_name() -> None:
+    for found in run_local_ranks(_refused_uses, 2, timeout_s=100):
+        assert found.keys() == REFUSED.keys()
+        for name, message in found.items():
+            assert "option 'shard'" in message, (name, message)
+            assert name in message, (name, message)
 
 
 class _Block(nn.Module):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,24 +44,8 @@ class CheckedCall:
         if own is None:
             return self.run(args)
         plans = self.plans.of_call(args)
-        groups = [own.group(ranks) for ranks in plans]
-        for group in groups:
-            if group.closed:
-                raise PeerError(f"{group.closed}; the group was closed: restart all ranks")
-        try:
-            begin_call(plans, own)
-            now = time.monotonic()
-            for group in groups:
-                group.running_since = now
+        with checked(plans, own, begin_call):
             return self.run(args)
-        except BaseException as error:
-            for group in groups:
-                group.running_since = group.plan = None
-            _raise_cause(error, plans, own)
-            raise
-        finally:
-            for group in groups:
-                group.running_since = None
 
     def _rank_state(self) -> RankState | None:
         """Returns the state of this rank, looked up once per world; None if it has no peers."""
@@ -71,6 +56,35 @@ class CheckedCall:
             self._world = weakref.ref(world)
             self._own = rank_state.get() if ranks_are_real() else None
         return self._own
+
+
+@contextmanager
+def checked(
+    plans: Mapping[Ranks, RunPlan],
+    own: RankState,
+    begin: Callable[[Mapping[Ranks, RunPlan], RankState], None],
+) -> Iterator[None]:
+    """Wraps what runs collectives over these groups, after `begin` has counted and compared it. If
+    another rank is the cause of an error in it, raises with what that rank did.
+    """
+    groups = [own.group(ranks) for ranks in plans]
+    for group in groups:
+        if group.closed:
+            raise PeerError(f"{group.closed}; the group was closed: restart all ranks")
+    try:
+        begin(plans, own)
+        now = time.monotonic()
+        for group in groups:
+            group.running_since = now
+        yield
+    except BaseException as error:
+        for group in groups:
+            group.running_since = group.plan = None
+        _raise_cause(error, plans, own)
+        raise
+    finally:
+        for group in groups:
+            group.running_since = None
 
 
 def _raise_cause(error: BaseException, plans: Mapping[Ranks, RunPlan], own: RankState) -> None:

@@ -62,6 +62,8 @@ class GroupState:
     """How many comparisons before that call there were after the first one."""
     last_inputs: str = ""
     """The key of this rank's digests in the last comparison."""
+    compared_outside: set[str] = field(default_factory=set)
+    """The collectives outside of compiled code that were compared, in words."""
     closed: str = ""
     """Why this rank closed its groups of these ranks; empty while they are open."""
 
