@@ -10,7 +10,8 @@ Rewrites  the nodes it is told: each rank computes its share of their tokens. An
           number of the rank becomes the last input of the graph.
 Keeps     inputs and outputs, which are whole on every rank; values but for the order of sums. With
           `keeps_shares`, outputs that are shared out stay so, and `KEPT_SHARES` of the output node
-          says how: another compiled block may read them as they are.
+          says how: another compiled block may read them as they are. Results that show the same
+          memory go on to do so.
 Declines  nothing: `shard/shares.py` says what can be shared out, `decide/shared_nodes.py` what
           is worth it.
 
@@ -31,7 +32,7 @@ from cocodiff_compile.ir.aten import SLICING, emit_contiguous, is_tensor, value_
 from cocodiff_compile.ir.graph_pass import PassResult
 from cocodiff_compile.ir.records import Recognition
 from cocodiff_compile.shard.emit_shares import EmitShares
-from cocodiff_compile.shard.gathers import can_be_kept
+from cocodiff_compile.shard.gathers import kept_results
 from cocodiff_compile.shard.shares import Shared
 
 RANK_INPUT = "rank_in_group"
@@ -51,13 +52,14 @@ class ShardTokens:
     def run(self, graph: Graph, recognition: Recognition) -> PassResult:  # noqa: ARG002
         if not self.steps:
             return PassResult(changed=False)
+        kept = kept_results(graph)  # before wholes are read elsewhere
         emitter = EmitShares(graph, self.group, _add_rank_input(graph, self.steps), self.steps)
         for node in list(graph.nodes):
             if node in self.steps:
                 with graph.inserting_before(node):
                     emitter.emit(node)
             elif node.op == "output" and self.keeps_shares:
-                _keep_shares(node, emitter)
+                _keep_shares(node, emitter, kept)
             elif not self._is_left_out(node):
                 with graph.inserting_before(node):
                     _read_wholes(node, emitter)
@@ -83,20 +85,21 @@ def _add_rank_input(graph: Graph, steps: Iterable[Node]) -> Node:
     return rank
 
 
-def _keep_shares(output: Node, emitter: EmitShares) -> None:
+def _keep_shares(output: Node, emitter: EmitShares, keepable: frozenset[Node]) -> None:
     results = output.args[0]
     assert isinstance(results, (list, tuple))
     shared = {
         place: node
         for place, node in enumerate(results)
-        if isinstance(node, Node) and node in emitter.steps and can_be_kept(node)
+        if isinstance(node, Node) and node in emitter.steps and node in keepable
     }
     output.meta[KEPT_SHARES] = {place: emitter.steps[node].cut for place, node in shared.items()}
     with output.graph.inserting_before(output):
-        kept = {
-            place: emit_contiguous(output.graph, emitter.shares[node])
-            for place, node in shared.items()
+        shares = {
+            node: emit_contiguous(output.graph, emitter.shares[node])
+            for node in dict.fromkeys(shared.values())
         }
+        kept = {place: shares[node] for place, node in shared.items()}
         output.args = ([kept.get(place, node) for place, node in enumerate(results)],)
         _read_wholes(output, emitter)
 

@@ -35,7 +35,8 @@ from cocodiff_compile.ranks.agreement.world import ranks_are_real
 from cocodiff_compile.ranks.detect import RankLocation, detect
 from cocodiff_compile.ranks.groups import group_of
 from cocodiff_compile.shard.model_calls import begun_calls, is_gathered_behind, next_step
-from cocodiff_compile.shard.token_share import WHOLE, TokenShare
+from cocodiff_compile.shard.token_share import TokenShare
+from cocodiff_compile.shard.whole_of_shares import WHOLE
 from cocodiff_compile.topology.axes import Topology
 from cocodiff_compile.topology.machine import sketch_machine
 from cocodiff_compile.topology.presets import PRESETS
@@ -194,13 +195,15 @@ class SharedCall:
 
     def _with_shares(self, results: list[Any]) -> list[Any]:
         stays = is_inside_a_model() and is_gathered_behind()
+        given = list(results)
         for place, cut in self.sharded.kept.items():
-            rows = results[place]
-            rows = rows.reshape(-1).view(rows.shape)  # strides that no block tells apart
-            handed_on = "as a share" if stays else "whole"
-            origin = (
-                f"result {place} of a compiled block, step {next_step()}, handed on {handed_on}"
-            )
+            first = next(other for other, item in enumerate(given) if item is given[place])
+            if first < place:  # a result that is returned twice stays one tensor
+                results[place] = results[first]
+                continue
+            rows = given[place].reshape(-1).view(given[place].shape)  # strides that no block sees
+            how = "as a share" if stays else "whole"
+            origin = f"result {place} of a compiled block, step {next_step()}, handed on {how}"
             share = TokenShare(rows, cut, self.sharded.group, origin=origin)
             results[place] = share if stays else share.whole()
         return results

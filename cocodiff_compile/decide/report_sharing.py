@@ -32,15 +32,15 @@ from cocodiff_compile.decide.shared_nodes import (
     Sharing,
     attention_exchange_seconds,
     behind_split,
-    stays_shared,
 )
 from cocodiff_compile.ir.aten import SLICING, is_alias, is_tensor, parse_fused_attention
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.layout import Size
 from cocodiff_compile.ir.module_path import module_path_of
+from cocodiff_compile.shard.gathers import kept_results
 from cocodiff_compile.shard.shares import AttentionMode, Shared
-from cocodiff_compile.shard.token_share import WHOLE
 from cocodiff_compile.shard.wanted_cuts import slicing_of
+from cocodiff_compile.shard.whole_of_shares import WHOLE
 
 CHEAPER_WHOLE = "cheaper whole"
 NO_TOKENS = "no tokens were followed to it"
@@ -117,9 +117,12 @@ class _Reporter:
         return 0.0 if node.target is WHOLE else seconds / self.num_ranks
 
     def _num_kept(self) -> int:
-        results = self.graph.output_node().all_input_nodes
-        kept = [node for node in results if node in self.sharing.steps and stays_shared(node)]
-        return len(kept) if self.keeps_shares else 0
+        return sum(node in self.sharing.steps for node in self.kept)
+
+    @cached_property
+    def kept(self) -> frozenset[Node]:
+        """Returns the results that leave the graph as shares if they are shared out."""
+        return kept_results(self.graph) if self.keeps_shares else frozenset()
 
     # Why
 
@@ -167,7 +170,7 @@ class _Reporter:
             if not _is_split(node):
                 for source in node.all_input_nodes:
                     whole = behind_split(node, source)
-                    is_kept = self.keeps_shares and node.op == "output" and stays_shared(source)
+                    is_kept = node.op == "output" and source in self.kept
                     if is_tensor(whole) and not is_kept:
                         yield node, whole
 

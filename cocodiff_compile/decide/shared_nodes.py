@@ -20,15 +20,27 @@ from torch.fx import Graph, Node
 from cocodiff_compile.cost.ops import heavy_seconds, hinted_bytes, light_seconds
 from cocodiff_compile.cut.cut import Cut, CutUnknown
 from cocodiff_compile.devices.device import Device
-from cocodiff_compile.ir.aten import SLICING, is_heavy, is_tensor, parse_fused_attention, value_of
+from cocodiff_compile.ir.aten import (
+    SLICING,
+    is_alias,
+    is_heavy,
+    is_tensor,
+    parse_fused_attention,
+    value_of,
+)
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.collectives import is_collective
 from cocodiff_compile.schedule.graph_tasks import is_write_back
 from cocodiff_compile.shard.any_size import depends_on_values
-from cocodiff_compile.shard.gathers import can_be_kept, looked_into, why_not_gathered
+from cocodiff_compile.shard.gathers import (
+    kept_results,
+    looked_into,
+    shown_together,
+    why_not_gathered,
+)
 from cocodiff_compile.shard.shares import AttentionMode, Shared, shared
 from cocodiff_compile.shard.spread import is_of_group, spread
-from cocodiff_compile.shard.token_share import WHOLE
+from cocodiff_compile.shard.whole_of_shares import WHOLE
 
 _SHARED, _WHOLE = "shared", "whole"
 _UNIT_S = 1e-15
@@ -116,7 +128,12 @@ def choose_sharing(
         for node in graph.find_nodes(op="call_function", target=WHOLE)
         if not is_of_group(node, group, num_ranks)
     }
-    candidates, refused = _candidates(graph, proposed, foreign)
+    together = {
+        node: f"{node.name} shows memory of another result"
+        for node in shown_together(graph)
+        if is_alias(node)
+    }
+    candidates, refused = _candidates(graph, proposed, {**foreign, **together})
     whole_s = sum(map(costs.node_seconds, _calls(graph)))
     if not candidates:
         return Sharing({}, whole_s, whole_s, refused)
@@ -176,6 +193,7 @@ class _Network:
     ) -> None:
         self.candidates, self.num_ranks, self.costs = candidates, num_ranks, costs
         self.looked_into = looked_into(graph)
+        kept = kept_results(graph) if keeps_shares else ()
         self.edges: networkx.DiGraph[object] = networkx.DiGraph()
         self.edges.add_nodes_from((_SHARED, _WHOLE))
         for node, step in candidates.items():
@@ -184,7 +202,7 @@ class _Network:
             is_split = node.target in SLICING and not is_tensor(node)  # its results read for it
             if not is_split:
                 for source in node.all_input_nodes:
-                    if not (keeps_shares and node.op == "output" and stays_shared(source)):
+                    if not (node.op == "output" and source in kept):
                         self._add_reader(node, behind_split(node, source))
 
     def shared_nodes(self) -> tuple[float, set[object]]:
@@ -230,11 +248,6 @@ class _Network:
         known = self.edges.get_edge_data(start, end, {"capacity": 0})["capacity"]
         units = seconds if math.isinf(seconds) else round(seconds / _UNIT_S)
         self.edges.add_edge(start, end, capacity=known + units)
-
-
-def stays_shared(result: Node) -> bool:
-    """Returns whether a result that is shared out may be returned so, if shares are to be kept."""
-    return not is_tensor(result) or can_be_kept(result)
 
 
 def behind_split(node: Node, source: Node) -> Node:

@@ -40,8 +40,8 @@ from cocodiff_compile.ir.layout import Size, same, static_size
 from cocodiff_compile.ir.size_nodes import SizeNodes
 from cocodiff_compile.shard.gathers import is_gathered_as_bytes
 from cocodiff_compile.shard.shares import AttentionMode, Shared
-from cocodiff_compile.shard.token_share import WHOLE
 from cocodiff_compile.shard.wanted_cuts import slicing_of
+from cocodiff_compile.shard.whole_of_shares import WHOLE
 
 
 @dataclass

@@ -9,17 +9,19 @@ are made anew.
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import Graph, Node
 
 from cocodiff_compile.compat import optimization_hint
-from cocodiff_compile.ir.aten import SLICING, aten, is_alias, is_tensor, value_of
+from cocodiff_compile.ir.aten import SLICING, aten, is_alias, is_tensor, slice_of, value_of
 from cocodiff_compile.ir.attention_ops import is_attention
-from cocodiff_compile.ir.layout import Size, same
-from cocodiff_compile.shard.token_share import WHOLE
+from cocodiff_compile.ir.layout import Size, in_order, same
+from cocodiff_compile.shard.wanted_cuts import slicing_of
+from cocodiff_compile.shard.whole_of_shares import WHOLE
 
 _BY_STRIDES = frozenset(
     {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
@@ -68,10 +70,55 @@ def is_gathered_as_bytes(dtype: torch.dtype) -> bool:
     return dtype not in _CARRIED and not dtype.is_complex
 
 
-def can_be_kept(node: Node) -> bool:
-    """Returns whether a share of a node may leave its graph: another reader gathers it as it is."""
+def kept_results(graph: Graph) -> frozenset[Node]:
+    """Returns the results of a graph that may leave it as shares: another reader gathers them as
+    they are, and no other result shows their memory.
+    """
+    shown = shown_together(graph)
+    found = filter(is_tensor, graph.output_node().all_input_nodes)
+    return frozenset(node for node in found if node not in shown and _can_be_kept(node))
+
+
+def _can_be_kept(node: Node) -> bool:
     value = value_of(node)
     return not (is_gathered_as_bytes(value.dtype) or value.is_conj() or value.is_neg())
+
+
+def shown_together(graph: Graph) -> frozenset[Node]:
+    """Returns results of a graph that show the same memory, with the views between them: who writes
+    to one of them changes the others. Those that show an input are left to AOTAutograd, and parts
+    that do not overlap count as apart.
+    """
+    by_base: dict[Node, list[list[Node]]] = {}
+    for node in filter(is_tensor, graph.output_node().all_input_nodes):
+        chain = list(filter(is_tensor, _views(node)))[::-1]
+        if chain[0].op != "placeholder":
+            by_base.setdefault(chain[0], []).append(chain)
+    found: set[Node] = set()
+    for chains in by_base.values():
+        for one, other in itertools.combinations(chains, 2):
+            if not _are_apart(one, other):
+                found.update(one, other)
+    return frozenset(found)
+
+
+def _are_apart(one: Sequence[Node], other: Sequence[Node]) -> bool:
+    """Returns whether two chains of views of the same memory part into pieces of it."""
+    parting = [pair for pair in zip(one, other, strict=False) if pair[0] is not pair[1]]
+    parts = [part for part in map(_taken, parting[0]) if part is not None] if parting else []
+    if len(parts) < 2 or parts[0][0] != parts[1][0]:
+        return False
+    (_, begin, length), (_, next_begin, _) = sorted(
+        parts, key=lambda part: optimization_hint(part[1])
+    )
+    ordered = in_order((begin + length, next_begin))
+    return ordered is not None and same(ordered[0], begin + length)
+
+
+def _taken(node: Node) -> tuple[int, Size, Size] | None:
+    """Returns the dim of a part of a tensor, where it begins and how long it is."""
+    slicing = slicing_of(node)
+    return slice_of(slicing, node if slicing is not node else None) if slicing else None
 
 
 def looked_into(graph: Graph) -> frozenset[Node]:

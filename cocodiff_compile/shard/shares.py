@@ -24,8 +24,8 @@ from cocodiff_compile.ir.aten import FusedAttention, aten, bound, shape_of, valu
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.layout import divides, same, static_size
 from cocodiff_compile.shard.gathers import is_carried
-from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
+from cocodiff_compile.shard.whole_of_shares import WHOLE, whole_cut
 
 
 class AttentionMode(Enum):

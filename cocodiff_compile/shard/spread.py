@@ -32,8 +32,8 @@ from cocodiff_compile.ir.aten import (
 )
 from cocodiff_compile.ir.attention_ops import is_attention
 from cocodiff_compile.ir.layout import Size, divides, in_order, index_of, same
-from cocodiff_compile.shard.token_share import WHOLE, whole_cut
 from cocodiff_compile.shard.wanted_cuts import slicing_of, wanted_cuts
+from cocodiff_compile.shard.whole_of_shares import WHOLE, whole_cut
 
 
 def spread(graph: Graph, group: str, num_ranks: int) -> dict[Node, Cut]:

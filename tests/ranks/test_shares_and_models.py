@@ -335,3 +335,42 @@ def _branch(_rank: int, _num_ranks: int) -> str:
 def test_a_block_that_reads_a_share_in_a_branch_is_refused_by_name() -> None:
     for said in run_local_ranks(_branch, 2, timeout_s=120):
         assert "torch.cond" in said, said
+
+
+class _Twice(nn.Module):
+    """Returns one tensor twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.block(x)
+        return x, x
+
+
+class _WritesBetween(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _Twice(), Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, again = self.first(x)
+        x += 1
+        return self.second(again)
+
+
+@torch.no_grad()
+def _write_between(_rank: int, _num_ranks: int) -> list[float]:
+    torch.manual_seed(0)
+    model, x = _WritesBetween().eval(), torch.randn(2, 16, WIDTH)
+    expected = model(x)
+    for block in (model.first, model.second):
+        block.compile(backend="cocodiff_eager", dynamic=False, options=OPTIONS)
+    return [float((model(x) - expected).abs().max()) for _ in range(3)]
+
+
+@pytest.mark.gloo
+def test_a_tensor_that_a_block_returns_twice_stays_one() -> None:
+    for errors in run_local_ranks(_write_between, 2, timeout_s=120):
+        assert largest(errors) < TOLERANCE

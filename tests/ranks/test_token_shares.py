@@ -17,7 +17,8 @@ from torch import distributed as dist
 from cocodiff_compile.cut.cut import Cut
 from cocodiff_compile.lab.distances import largest_error
 from cocodiff_compile.lab.local_ranks import run_local_ranks
-from cocodiff_compile.shard.token_share import TokenShare, share_of
+from cocodiff_compile.shard.token_share import TokenShare
+from cocodiff_compile.shard.whole_of_shares import share_of
 
 TEXT, IMAGE, WIDTH = 5, 8, 6
 OTHER = torch.linspace(-1, 1, TEXT + IMAGE).reshape(1, -1, 1).expand(2, -1, WIDTH)

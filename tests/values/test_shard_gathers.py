@@ -120,3 +120,46 @@ def test_shares_of_such_numbers_do_not_leave_their_graph() -> None:
     output = gm.graph.output_node()
     assert [*output.meta[KEPT_SHARES]] == [0]
     assert [value_of(node).shape[1] for node in output.all_input_nodes] == [6, TOKENS]
+
+
+def _parts(first: slice, second: slice) -> Callable[[Tensor], Any]:
+    return lambda x: (x[:, first], x[:, second])
+
+
+TOGETHER: dict[str, Callable[[Tensor], Any]] = {
+    "a part": lambda x: (x, x[:, 5:]),
+    "a part of a part": lambda x: (x, x[:, 5:][:, 2:]),
+    "transposed": lambda x: (x, x.mT),
+    "rows": lambda x: (x, x.view(2, -1)),
+    "parts that overlap": _parts(slice(6), slice(4, None)),
+    "parts of a view": lambda x: (x.mT[:, :3], x.mT[:, 2:]),
+    "another dim": lambda x: (x[:, :3], x[..., 3:]),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("keeps_shares", [False, True])
+def test_results_that_show_the_same_memory_go_on_to_do_so(name: str, keeps_shares: bool) -> None:
+    """A caller that writes to one of them sees it in the other."""
+    torch.manual_seed(0)
+    model, x = _Read(TOGETHER[name]).eval(), torch.randn(2, TOKENS, WIDTH)
+    with fake_ranks(RANKS), torch.no_grad():
+        gm, values = capture_call(model, x)
+        sharing = choose_sharing(gm.graph, "0", RANKS, COSTS, keeps_shares)
+        ShardTokens(sharing.steps, "0", keeps_shares).run(gm.graph, Recognition())
+        written, shown = model(x)
+    written += 100
+    assert sharing.steps
+    given = [[*values, torch.tensor([rank])] for rank in range(RANKS)]
+    for ours, theirs in run_lockstep(gm.graph, given, machine_groups("0", machine(RANKS))):
+        ours.add_(100)
+        torch.testing.assert_close(theirs, shown, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [_parts(slice(5), slice(5, None)), lambda x: x.split([5, 17], 1)])
+def test_parts_that_lie_apart_leave_their_graph_as_shares(parts: Callable[[Tensor], Any]) -> None:
+    with fake_ranks(RANKS):
+        gm, _ = capture_call(_Read(parts).eval(), torch.randn(2, TOKENS, WIDTH))
+        sharing = choose_sharing(gm.graph, "0", RANKS, COSTS, keeps_shares=True)
+        ShardTokens(sharing.steps, "0", keeps_shares=True).run(gm.graph, Recognition())
+    assert [*gm.graph.output_node().meta[KEPT_SHARES]] == [0, 1]

@@ -26,7 +26,7 @@ from cocodiff_compile.lab.lockstep import run_lockstep
 from cocodiff_compile.lab.small_models import SMALL_MODELS
 from cocodiff_compile.passes.recognize_ulysses import recognize
 from cocodiff_compile.shard.shares import AttentionMode, shared
-from cocodiff_compile.shard.token_share import WHOLE, share_of
+from cocodiff_compile.shard.whole_of_shares import WHOLE, share_of
 from tests.support.captured import capture_call, fake_ranks
 from tests.support.hand_written import WIDTH, Block
 from tests.support.lockstep import machine, machine_groups

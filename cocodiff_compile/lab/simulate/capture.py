@@ -40,7 +40,8 @@ from cocodiff_compile.lab.simulate.program import (
 )
 from cocodiff_compile.lab.simulate.public_shapes import PublicShape
 from cocodiff_compile.ranks.fake_ranks import fake_ranks
-from cocodiff_compile.shard.token_share import WHOLE, TokenShare, gathered_rows
+from cocodiff_compile.shard.token_share import TokenShare
+from cocodiff_compile.shard.whole_of_shares import WHOLE, gathered_rows
 from cocodiff_compile.topology.axes import Topology
 
 Piece: TypeAlias = "_EagerCalls | _Compiled"
