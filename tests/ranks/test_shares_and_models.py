@@ -374,3 +374,33 @@ def _write_between(_rank: int, _num_ranks: int) -> list[float]:
 def test_a_tensor_that_a_block_returns_twice_stays_one() -> None:
     for errors in run_local_ranks(_write_between, 2, timeout_s=120):
         assert largest(errors) < TOLERANCE
+
+
+class _Activated(nn.Module):
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.block, self.activation = Block(), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.block(x))
+
+
+@torch.no_grad()
+def _other_ops(rank: int, _num_ranks: int) -> str:
+    torch.manual_seed(0)
+    model = _Activated((torch.relu, torch.tanh)[rank]).eval()
+    compiled = torch.compile(model, backend="cocodiff_eager", dynamic=False, options=OPTIONS)
+    try:
+        compiled(torch.randn(2, 16, WIDTH))
+    except UserError as error:
+        return str(error)
+    return "was computed"
+
+
+@pytest.mark.gloo
+def test_ranks_that_compute_with_other_ops_are_told() -> None:
+    """They would mix what two models compute."""
+    first, second = run_local_ranks(_other_ops, 2, timeout_s=120)
+    assert first == second
+    assert "the pointwise ops of the model" in first
+    assert "aten.tanh.default" in first

@@ -106,8 +106,8 @@ SHARES: tuple[Mutant, ...] = (
     Mutant(
         "a block may write to a share",
         "cocodiff_compile/compiler/written_shares.py",
-        "if any(_memory_of(tensor) in self._memory for tensor in _written(",
-        "if any(_memory_of(tensor) == 0 for tensor in _written(",
+        "if any(_memory_of(tensor) in self._memory for tensor in written_by(",
+        "if any(_memory_of(tensor) == 0 for tensor in written_by(",
         (
             "tests/ranks/test_token_shares.py::test_a_compiled_block_that_writes_to_a_share_is_refused",
         ),
@@ -174,5 +174,40 @@ SHARES: tuple[Mutant, ...] = (
         "if any(is_attention(node.target) and node not in chosen.steps for node in graph.nodes):",
         "if not chosen:",
         (f"{_ANY_SIZE}::test_tokens_with_registers_that_do_not_divide_are_compiled_for_each_size",),
+    ),
+    Mutant(
+        "ranks do not compare what they gather between blocks",
+        "cocodiff_compile/ranks/agreement/eager_calls.py",
+        "_count if is_compared else begin_call",
+        "_count",
+        (
+            "tests/ranks/test_shares_and_models.py::test_ranks_that_read_different_shares_are_told[_each_rank_its_own]",
+        ),
+    ),
+    Mutant(
+        "an op that writes returns its first argument",
+        "cocodiff_compile/shard/token_share.py",
+        "return with_own_arguments(func, args, kwargs, result) if written else result",
+        "return args[0] if written else result",
+        (
+            f"{_USED}[an op writes to its second argument-no_grad]",
+            f"{_USED}[an op writes to another tensor-no_grad]",
+        ),
+    ),
+    Mutant(
+        "results that show the same memory become shares of their own",
+        "cocodiff_compile/shard/gathers.py",
+        "            if not _are_apart(one, other):",
+        "            if one[0] is not other[0]:",
+        (
+            "tests/values/test_shard_gathers.py::test_results_that_show_the_same_memory_go_on_to_do_so",
+        ),
+    ),
+    Mutant(
+        "ranks may run other ops",
+        "cocodiff_compile/ir/constants.py",
+        "            ops.add(str(node.target))",
+        "            ops.add(str(node.op))",
+        ("tests/ranks/test_shares_and_models.py::test_ranks_that_compute_with_other_ops_are_told",),
     ),
 )
