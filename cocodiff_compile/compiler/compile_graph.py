@@ -128,7 +128,7 @@ def _compile_captured(
             return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=settings)
     except NotImplementedError as error:
         if any(isinstance(value, TokenShare) for value in example_inputs):
-            raise UserError(_TAKES_NO_SHARES.format(why=str(error).splitlines()[0])) from error
+            raise UserError(_TAKES_NO_SHARES.format(why=str(error).partition("\n")[0])) from error
         raise
 
 
