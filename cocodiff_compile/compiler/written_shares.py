@@ -66,9 +66,8 @@ class _RefuseWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if any(
-            _memory_of(tensor) in self._memory for tensor in written_by(func, args, kwargs or {})
-        ):
+        written = written_by(func, args, kwargs or {})
+        if any(_memory_of(tensor) in self._memory for tensor in written):
             raise UserError(_WRITES)
         return func(*args, **(kwargs or {}))
 

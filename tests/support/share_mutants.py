@@ -106,8 +106,8 @@ SHARES: tuple[Mutant, ...] = (
     Mutant(
         "a block may write to a share",
         "cocodiff_compile/compiler/written_shares.py",
-        "if any(_memory_of(tensor) in self._memory for tensor in written_by(",
-        "if any(_memory_of(tensor) == 0 for tensor in written_by(",
+        "if any(_memory_of(tensor) in self._memory for tensor in written):",
+        "if any(_memory_of(tensor) == 0 for tensor in written):",
         (
             "tests/ranks/test_token_shares.py::test_a_compiled_block_that_writes_to_a_share_is_refused",
         ),
